@@ -1,5 +1,5 @@
 """
-Turn text into token files:
+Text in, token files out:
 
     python prepare.py shakespeare_char     tiny-shakespeare, in characters
     python prepare.py shakespeare          tiny-shakespeare, in GPT-2's tokens
@@ -11,9 +11,10 @@ Turn text into token files:
     python prepare.py mycode --input=src
     python prepare.py mydocs --input='notes/*.md,articles.jsonl.gz' --field=body
                    documents: files, folders, rows of tables (tokens/documents.py)
+    python prepare.py stories --input=hf:roneneldan/TinyStories
+                   documents: a set of the Hugging Face hub, hf:OWNER/NAME or hf:OWNER/NAME:CONFIG
     python prepare.py mypairs --input=pairs.jsonl
-                   prompt/answer pairs or conversations, to fine-tune on (tokens/pairs.py)
-    python prepare.py task:recall          a task that tells mixers apart (tokens/tasks.py)
+                   prompt/answer pairs or conversations, to fine-tune on (tokens/answers.py)
 
 Without --tokenizer, one text of your own is prepared in characters, documents and pairs in GPT-2's
 tokens, or, below a megabyte, in those of a small BPE that is trained on them. 1 % is for a test at
@@ -21,8 +22,6 @@ the very end, the rest for training and validation (tokens/writing.py). The data
 a temporary name and renamed when it is complete. Memory use does not grow with the text.
 """
 
-import contextlib
-import errno
 import math
 import os
 import re
@@ -34,45 +33,151 @@ from pathlib import Path
 import numpy as np
 
 from common import files
-from common.configurator import NonNegativeInt, PositiveInt, build, load
-from common.errors import Failure, UserError, printable, run
+from common.configurator import PositiveInt, build, load
+from common.errors import UserError, printable, run
 from tokens import downloads, ngrams, sources, token_files
 from tokens.documents import find_files, open_input
-from tokens.sources import NAMED, SHAKESPEARE
-from tokens.tasks import TASKS, write_task
+from tokens.sources import FORMER, HUB, NAMED, SHAKESPEARE
 from tokens.tokenizer import ByteTokenizer, CharTokenizer, train_bpe
 from tokens.writing import Corpus, PairRows, write_corpus, write_pairs
 
 SMALL = [name for name in NAMED if NAMED[name].small]  # train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
-FEW_BYTES, FEW_TOKENS = 1_000_000, 1024  # own documents of fewer bytes get a smaller BPE
+SMALL_BPE = "small bpe"  # what --tokenizer=auto chooses for documents of fewer than FEW_BYTES
+FEW_BYTES = 1_000_000
+FEW_TOKENS = 1024  # at most, of the small BPE
 LISTED = 8  # left-out files that are named
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+RENAMED = {"seed": "only tasks are random: use `python -m extras.tasks NAME --seed=N`"}
 
 
 @dataclass
 class PrepareConfig:
-    input: str | None = None  # a file, several (a,b), a glob or a folder: see tokens/documents.py
-    field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
+    input: str | None = None  # a file, several (a,b), a glob, a folder, or hf:OWNER/NAME
+    field: str | None = None  # the column of .jsonl, .csv, .parquet, hf: (None: text)
     tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME
     vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
-    seed: NonNegativeInt | None = None  # of task:NAME (None: 0)
     data_dir: str = "data"  # the folder of the datasets
     list: bool = False  # print the datasets that are known and prepared, and stop
 
 
-# ---------------------------------------------------------------- text and tokenizer
+def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
+    """Make the dataset data_dir/name and return its meta.json. The other arguments are the keys of
+    PrepareConfig."""
+    config = PrepareConfig(input=input, tokenizer=tokenizer, data_dir=data_dir, **more)
+    check_name(name)
+    folder = token_files.folder_of(data_dir, name)
+    if not os.path.isdir(data_dir):
+        check_request(name, config, folder)  # before the lock makes this folder
+
+    with token_files.replaced(folder) as new:
+        check_request(name, config, folder)
+        print(f"preparing {folder.absolute()}", flush=True)
+        text = open_text(name, config, folder)
+        first = text["train"] if isinstance(text, dict) else text
+        print(printable(f"  text: {first.source}"))
+        kind = chosen_tokenizer(name, config.tokenizer, text)
+        make_tokenizer = tokenizer_maker(name, kind, config.vocab_size)
+
+        write = write_pairs if isinstance(text, PairRows) else write_corpus
+        tokenizer, splits, sha256 = write(text, make_tokenizer, new)
+
+        word = "gpt2" if kind == "gpt2" else tokenizer.to_json()["kind"]
+        meta = token_files.make_meta(name, word, tokenizer, splits, first.source, sha256)
+        if name in SHAKESPEARE:
+            meta["canonical"] = sha256 == sources.CANONICAL
+        if not isinstance(text, PairRows):
+            meta["ngrams"] = measure_ngrams(new, meta)
+        token_files.write_meta(new, meta, tokenizer)
+        describe(meta, first.skipped)
+    return meta
 
 
-def tokenizer_maker(kind, vocab_size=None):
-    """Return the function make_tokenizer(chars, texts, documents) of writing.write_corpus that
-    makes the tokenizer --tokenizer=kind. Raises UserError at once if there is no such tokenizer."""
+# ---------------------------------------------------------------- what is asked for
+
+
+def check_name(name):
+    """Raise UserError if no dataset can have this name."""
+    if name.startswith(token_files.TASK):
+        fix = f"run `python -m extras.tasks {name.removeprefix(token_files.TASK)}`"
+        raise UserError("tasks have a command of their own", name, fix)
+    if not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
+        fix = "use letters, digits, - and _, at most 200 bytes"
+        raise UserError(f"{name!r} is not a valid dataset name", "name", fix)
+
+
+def check_request(name, config, folder):
+    """Raise UserError if the dataset cannot be prepared, before anything is written."""
+    if config.input is not None and not config.input.startswith(HUB):
+        find_files(config.input)
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise UserError("this is not a folder", folder, "move it, or choose another name")
+    if config.vocab_size is not None and config.tokenizer != "bpe":
+        raise UserError("only bpe has a size to choose", "--vocab_size", "add --tokenizer=bpe")
+    if config.input is not None:
+        return
+
+    if config.field is not None:
+        raise UserError("there is no table with fields", "--field", "add --input=TABLE")
+    if name in NAMED or os.path.isfile(folder / "input.txt"):
+        return
+    if name in FORMER:
+        fix = f"run `python prepare.py {name} --input={FORMER[name]}`"
+        raise UserError(f"{name} is read from the hub by its address", "--input", fix)
+    fix = f"add --input=TEXTFILE, or choose from {', '.join(NAMED)}"
+    raise UserError(f"{name} is not a known dataset", "--input", fix)
+
+
+def open_text(name, config, folder):
+    """What the dataset is made of: a Corpus, {split: Corpus} or PairRows. It is --input, else the
+    text that has this name, else input.txt in the dataset's folder."""
+    if config.input is None and name in NAMED:
+        return NAMED[name].open(folder)
+    if config.input is not None and config.input.startswith(HUB):
+        return sources.open_hub(config.input, config.field)
+    path = Path(config.input or folder / "input.txt")
+    text = open_input(str(path), config.field)
+    if name in SHAKESPEARE and isinstance(text, Corpus) and not text.documents:
+        return sources.shakespeare_splits(text, sources.is_canonical(path))
+    return text
+
+
+# ---------------------------------------------------------------- its tokenizer
+
+
+def chosen_tokenizer(name, kind, text):
+    """The tokenizer that --tokenizer=kind means for this text, if kind is `auto`."""
+    if kind != "auto":
+        return kind
+    if name in NAMED:
+        return NAMED[name].tokenizer
+    if isinstance(text, Corpus) and not text.documents:
+        kind = "char"
+        what = "characters"
+    elif isinstance(text, dict) or text.size is None or text.size >= FEW_BYTES:
+        kind = "gpt2"
+        what = "tokens of GPT-2"
+    elif find_spec("tokenizers"):
+        kind = SMALL_BPE
+        what = "tokens of a small BPE, trained on it"
+    else:
+        kind = "char"
+        what = "characters"
+    print(f"  the text is prepared in {what}; --tokenizer=char, byte, bpe or gpt2 chooses")
+    return kind
+
+
+def tokenizer_maker(name, kind, vocab_size=None):
+    """The function make_tokenizer(chars, texts, documents) of writing.write_corpus that makes the
+    tokenizer of this kind. Raises UserError at once if there is none."""
     if kind == "char":
         return lambda chars, texts, documents: CharTokenizer("".join(sorted(chars())))
-    if kind in ("bpe", "small bpe"):
-        few = kind == "small bpe"
-        size = FEW_TOKENS if few else vocab_size or VOCAB_SIZE
-        return lambda chars, texts, documents: train_bpe(texts(), size, documents, fewer=few)
+    if kind == "bpe":
+        named = NAMED[name].vocab_size if name in NAMED else None
+        size = vocab_size or named or VOCAB_SIZE
+        return lambda chars, texts, documents: train_bpe(texts(), size, documents)
+    if kind == SMALL_BPE:
+        return lambda chars, texts, documents: train_bpe(texts(), FEW_TOKENS, documents, fewer=True)
+
     if kind == "byte":
         tokenizer = ByteTokenizer()
     elif kind == "gpt2":
@@ -84,95 +189,15 @@ def tokenizer_maker(kind, vocab_size=None):
     return lambda chars, texts, documents: tokenizer
 
 
-def open_text(name, config, folder):
-    """What the dataset is made of: a Corpus, {split: Corpus} or PairRows. The text is --input, or
-    else input.txt in the dataset's folder, where tiny-shakespeare is saved."""
-    path, fetched = Path(config.input or folder / "input.txt"), None
-    if name in SHAKESPEARE and not config.input and not path.is_file():
-        fetched = sources.fetch_shakespeare(path)
-    elif name in NAMED and name not in SHAKESPEARE and not config.input:
-        return NAMED[name].open(folder)
-
-    text = open_input(str(path), config.field)
-    text.source = fetched or text.source
-    print(printable(f"  text: {text.source}"))
-    if name in SHAKESPEARE and isinstance(text, Corpus) and not text.documents:
-        is_tiny = path.is_file() and files.sha256_of(path) == sources.CANONICAL
-        return sources.shakespeare_splits(text, is_tiny or fetched)
-    return text
+# ---------------------------------------------------------------- what is printed
 
 
-def chosen_tokenizer(name, kind, text):
-    """The word of --tokenizer that `auto` stands for."""
-    if kind != "auto":
-        return kind
-    if name in NAMED:
-        return NAMED[name].tokenizer
-    kind, what = "char", "characters"
-    if not isinstance(text, Corpus) or text.documents:
-        if text.size >= FEW_BYTES:
-            kind, what = "gpt2", "tokens of GPT-2"
-        elif find_spec("tokenizers"):
-            kind, what = "small bpe", "tokens of a small BPE, trained on it"
-    print(f"  the text is prepared in {what}; --tokenizer=char, byte, bpe or gpt2 chooses")
-    return kind
-
-
-# ---------------------------------------------------------------- the dataset
-
-
-def check_request(name, config, folder):
-    """Raise UserError if the dataset cannot be prepared, before anything is written."""
-    if config.input is not None:
-        find_files(config.input)
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise UserError("this is not a folder", folder, "move it, or choose another name")
-    if name not in NAMED and config.input is None and not os.path.isfile(folder / "input.txt"):
-        fix = f"add --input=TEXTFILE, or choose from {', '.join(NAMED)}"
-        raise UserError(f"{name} is not a known dataset", "--input", fix)
-    if config.vocab_size is not None and config.tokenizer != "bpe":
-        raise UserError("only bpe has a size to choose", "--vocab_size", "add --tokenizer=bpe")
-    if config.seed is not None and name not in TASKS:
-        raise UserError("only a task is random", "--seed", "leave it out")
-    if name in TASKS and (config.input is not None or config.tokenizer not in ("auto", "char")):
-        raise UserError("a task has its own text", name, "leave --input and --tokenizer out")
-
-
-def make_dataset(name, config, folder, new):
-    """Write all files of the dataset into the folder `new`, and describe it. Returns meta.json."""
-    if name in TASKS:
-        seed, kind, skipped = config.seed or 0, "char", {}
-        source = f"{name}, seed {seed}"
-        tokenizer, splits, sha256 = write_task(name, seed, new)
-    else:
-        text = open_text(name, config, folder)
-        kind = chosen_tokenizer(name, config.tokenizer, text)
-        size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
-        write = write_pairs if isinstance(text, PairRows) else write_corpus
-        tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
-        first = text["train"] if isinstance(text, dict) else text
-        source, skipped = first.source, first.skipped
-    if name in NAMED and not NAMED[name].checked:
-        print(f"  sha256 of the text, not on record yet to compare with: {sha256}")
-
-    meta = {
-        "name": name,
-        "tokenizer": "gpt2" if kind == "gpt2" else tokenizer.to_json()["kind"],
-        "vocab_size": tokenizer.vocab_size,
-        "dtype": token_files.dtype_name(tokenizer.vocab_size),
-        "splits": splits,
-        "source": source,
-        "source_sha256": sha256,
-    }
-    if name in SHAKESPEARE:
-        meta["canonical"] = sha256 == sources.CANONICAL
-    if "mask_sha256" not in splits["train"]:  # of running text, not of pairs and tasks
-        paths = [new / f"{split}.bin" for split in token_files.SPLITS]
-        train, val = (np.memmap(path, token_files.on_disk(meta["dtype"]), "r") for path in paths)
-        meta["ngrams"] = ngrams.measure(train, val, meta["vocab_size"])
-    token_files.write_meta(new, meta, tokenizer)
-    describe(meta, skipped)
-    return meta
+def measure_ngrams(folder, meta):
+    """The losses of n-grams on the tokens that were just written, for meta.json."""
+    dtype = token_files.on_disk(meta["dtype"])
+    train = np.memmap(folder / "train.bin", dtype, "r")
+    val = np.memmap(folder / "val.bin", dtype, "r")
+    return ngrams.measure(train, val, meta["vocab_size"])
 
 
 def describe(meta, skipped):
@@ -190,70 +215,52 @@ def describe(meta, skipped):
     for split, entry in meta["splits"].items():
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
         print(f"  {split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
-        for unit in {"documents", "pairs"} & entry.keys():
-            print(f"    {entry[unit]:,} {unit if entry[unit] != 1 else unit[:-1]}")
+        for unit in ("documents", "pairs"):
+            if unit in entry:
+                print(f"    {unit}: {entry[unit]:,}")
         if "longest" in entry:
             print(f"    the longest has {entry['longest']:,} tokens")
     if meta.get("ngrams"):
-        losses, counted = meta["ngrams"]["losses"][-1], meta["ngrams"]["tokens"][-1]
-        loss, val = min(losses), meta["splits"]["val"]
-        bits = loss * val["tokens"] / val["bytes"] / math.log(2)
-        bits = f", {bits:.2f} bits per byte" * (meta["tokenizer"] != "char")
-        part = f" (its first {counted:,} tokens)" * (counted < meta["splits"]["train"]["tokens"])
-        name = ngrams.NAMES[losses.index(loss)]
-        print(f"  {name} of this text{part}: {loss:.2f} nats a token{bits}")
+        print(f"  {best_ngrams(meta)}")
 
 
-def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
-    """Make the dataset data_dir/name and return its meta.json. The other arguments are the keys of
-    PrepareConfig."""
-    config = PrepareConfig(input=input, tokenizer=tokenizer, data_dir=data_dir, **more)
-    if name not in TASKS and not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
-        fix = "use letters, digits, - and _, at most 200 bytes"
-        raise UserError(f"{name!r} is not a valid dataset name", "name", fix)
-    folder = Path(data_dir, name)
-    if os.path.islink(folder):
-        folder = folder.resolve()  # the user keeps this dataset on another disk
-
-    if not os.path.isdir(data_dir):
-        check_request(name, config, folder)  # before only_process makes the folder
-    with token_files.only_process(folder):
-        token_files.recover(folder)
-        check_request(name, config, folder)
-        print(f"preparing {folder.absolute()}", flush=True)
-        before = None
-        with contextlib.suppress(UserError):  # none yet, or a damaged one
-            before = token_files.load_meta(folder)["splits"]
-        new = files.partial(folder)
-        try:
-            new.mkdir()
-            meta = make_dataset(name, config, folder, new)
-            token_files.publish(new, folder)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
-        finally:  # after Ctrl-C too
-            token_files.recover(folder)
-    if before not in (None, meta["splits"]):
-        print("  NOTE: the dataset that had this name had other tokens:")
-        print("  runs that trained on it resume only with --allow_data_change.")
-    return meta
+def best_ngrams(meta):
+    """A line with the n-grams that have the lowest validation loss."""
+    losses = meta["ngrams"]["losses"][-1]
+    counted = meta["ngrams"]["tokens"][-1]
+    loss = min(losses)
+    text = f"{ngrams.NAMES[losses.index(loss)]} of this text"
+    if counted < meta["splits"]["train"]["tokens"]:
+        text += f" (its first {counted:,} tokens)"
+    text += f": {loss:.2f} nats a token"
+    if meta["tokenizer"] != "char":
+        val = meta["splits"]["val"]
+        bits = loss / math.log(2) * val["tokens"] / val["bytes"]
+        text += f", {bits:.2f} bits per byte"
+    return text
 
 
 def print_training(meta, data_dir):
     """Print a command that trains on a dataset, with a block_size that it allows."""
-    name, splits = meta["name"], [meta["splits"][split] for split in ("train", "val")]
-    config = "task_recall" if name in TASKS else "llama_shakespeare"
-    config = "llama_124m" if name == "openwebtext" else config
-    config = "dpo_example" if "preferences" in splits[0] else config
+    name = meta["name"]
+    splits = [meta["splits"][split] for split in ("train", "val")]
+    config = "llama_shakespeare"
+    if name == "openwebtext":
+        config = "llama_124m"
+    elif name.startswith(token_files.TASK):
+        config = "task_recall"
+    elif "preferences" in splits[0]:
+        config = "dpo_example"
     words = [f"config/{config}.py", f"--dataset={name}"]
-    words += [f"--data_dir={data_dir}"] * (data_dir != "data")
+    if data_dir != "data":
+        words.append(f"--data_dir={data_dir}")
     fewest = min(entry["tokens"] for entry in splits)
     if "longest" in splits[0]:
-        words.append(f"--block_size={max(entry['longest'] for entry in splits) - 1}")
+        longest = max(entry["longest"] for entry in splits)
+        words.append(f"--block_size={longest - 1}")
     elif fewest <= 256:  # the block_size of the config on a GPU
-        words += [f"--block_size={max(1, min(64, fewest - 1))}", "--max_iters=200"]
+        words.append(f"--block_size={max(1, min(64, fewest - 1))}")
+        words.append("--max_iters=200")
     words.append(f"--out_dir=out-{name.replace(':', '-')}")
     print(f"  train on it:\n{files.command('train.py', *words)}")
 
@@ -265,7 +272,8 @@ def print_list(data_dir):
     folders = [path for path in folders if not path.name.startswith(".")]  # unfinished
     prepared = [path.name for path in folders if token_files.is_prepared(path)]
     for name in dict.fromkeys([*NAMED, *prepared]):
-        about, state = NAMED[name].about if name in NAMED else "", "not prepared"
+        about = NAMED[name].about if name in NAMED else ""
+        state = "not prepared"
         if name in prepared:
             try:
                 meta = token_files.load_meta(Path(data_dir, name))
@@ -279,7 +287,9 @@ def print_list(data_dir):
 
 
 def main(argv):
-    values, words = load(argv, [PrepareConfig], __doc__)
+    given = load(argv, [PrepareConfig], __doc__, renamed=RENAMED)
+    values = given.values
+    words = given.words
     config = build(PrepareConfig, values)
     if config.list:
         return print_list(config.data_dir)

@@ -5,11 +5,6 @@ Write text with a trained model:
     python sample.py --out_dir=RUN --start=FILE:prompt.txt --temperature=0
     python sample.py --out_dir=RUN --prompts=lines.txt --jsonl > texts.jsonl
     python sample.py --init_from=gpt2 --start="The capital is" --show_probs
-    python sample.py --compare=RUN,OTHER --start="ROMEO:" --score=play.txt
-    python sample.py --out_dir=RUN --start="ROMEO:" --attention=map.png
-    python sample.py --out_dir=RUN --draft=SMALL --start="ROMEO:"
-    python sample.py --out_dir=RUN --knn=DATASTORE --start="ROMEO:"
-    python sample.py --compare=RUN,OTHER --serve
 
 RUN is a run folder, such as out-llama-shakespeare. Nothing else is needed, since
 the checkpoint includes the tokenizer. The same command writes the same text
@@ -18,11 +13,11 @@ again. From Python, call
     load(name)                              a model and its tokenizer
     write_text(model, tokenizer, prompt)    the text that follows a prompt
     generate(model, idx, n)                 the same in tokens, one after another
-    score_text(model, tokenizer, text)      how well the model predicts a text
+
+Shapes: B rows, T tokens, V vocabulary.
 """
 
 import json
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,40 +28,128 @@ if __name__ == "__main__":
     starting("sample.py")
 
 import torch
+from torch.nn import functional as F
 
 from common import configurator
 from common.runtime import seed_for, set_up
-from sampling import look
-from sampling.decoding import Sample, generate, ragged, steps  # noqa: F401 (for Python)
-from sampling.look import fit, note, score_text  # noqa: F401 (for Python)
-from sampling.settings import SampleConfig
+from sampling.prompts import fit, note, read_prompts, show_cut
+from sampling.reader import Reader, ragged
+from sampling.settings import SampleConfig, moved
+from sampling.text import Sample
 from weights import checkpoint
 
 ROWS = 64  # samples in one batch
 
 
+# ---------------------------------------------------------------- how a token is drawn
+
+
+class Step(NamedTuple):
+    """One sampled token of each row."""
+
+    token: torch.Tensor  # (B, 1)
+    logits: torch.Tensor  # (B, V) of the model, before any sampling setting
+
+
+@torch.inference_mode()
+def steps(
+    model,
+    idx,
+    max_new_tokens,
+    seeds=None,
+    context=None,
+    vocab_size=None,
+    use_cache=True,
+    pad=None,
+    **drawing,
+):
+    """Continue idx (B, T): yields a Step max_new_tokens times.
+
+    seeds: one per row; the random draws of a row depend on its own seed alone. drawing: keyword
+    arguments of `probabilities`. The other arguments are those of Reader, which has the model read
+    each token only once."""
+    reader = Reader(model, context, vocab_size, use_cache, pad)
+    seeds = range(idx.size(0)) if seeds is None else seeds
+    generators = [torch.Generator(idx.device).manual_seed(seed) for seed in seeds]
+    for _ in range(max_new_tokens):
+        logits = reader.read(idx)[:, -1]  # (B, V) after the last token of the text so far
+        p = probabilities(logits, **drawing, seen=idx)  # (B, V)
+        token = draw(p, generators)  # (B, 1)
+        yield Step(token, logits)
+        idx = torch.cat((idx, token), dim=1)  # (B, T + 1)
+
+
+def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, **more):
+    """Continue idx (B, T): yields the next token of every row, (B, 1), max_new_tokens times. more:
+    further arguments of `steps`."""
+    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for step in steps(model, idx, max_new_tokens, **drawing, **more):
+        yield step.token
+
+
+def probabilities(
+    logits, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, seen=None
+):
+    """Probabilities (B, V) of the next token, given logits (B, V) and the text so far, seen (B, T).
+    The settings are applied in this order:
+
+    repetition_penalty: divides the logits of seen tokens that are positive and multiplies those
+        that are negative (CTRL, Keskar et al. 2019, arXiv:1909.05858, as in transformers)
+    temperature: divides the logits; 0 puts all probability on the likeliest token
+    top_k: keeps the k likeliest tokens
+    top_p: keeps the smallest set of the likeliest tokens that together reach probability top_p
+        (nucleus sampling, Holtzman et al. 2019, arXiv:1904.09751)
+    min_p: keeps tokens at least min_p times as likely as the likeliest
+        (Nguyen et al. 2024, arXiv:2407.01082)
+    """
+    logits = logits.float()  # (B, V)
+    if repetition_penalty != 1 and seen is not None:
+        penalty = min(max(repetition_penalty, 1e-30), 1e30)
+        old = logits.gather(1, seen)  # (B, T)
+        new = torch.where(old > 0, old / penalty, old * penalty).clamp(-1e30, 1e30)
+        logits = logits.scatter(1, seen, new)
+    if temperature == 0:
+        return F.one_hot(logits.argmax(-1), logits.size(-1)).float()
+
+    logits = logits - logits.amax(-1, keepdim=True)  # at most 0: safe at any temperature
+    logits = logits / max(temperature, 1e-30)
+    if top_k is not None and top_k < logits.size(-1):
+        least = logits.topk(top_k).values[:, -1:]  # (B, 1) the k-th largest
+        logits = logits.masked_fill(logits < least, -torch.inf)
+
+    p = logits.softmax(-1)
+    if top_p is not None and top_p < 1:
+        ordered, order = p.sort(descending=True, stable=True)  # (B, V)
+        before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens
+        dropped = before >= max(top_p, 1e-30)  # in float32 a smaller one is 0: it drops all tokens
+        p = p.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), 0.0)
+    if min_p:
+        p = p.masked_fill(p < min_p * p.amax(-1, keepdim=True), 0.0)
+    return p / p.sum(-1, keepdim=True)
+
+
+def draw(p, generators):
+    """A token (B, 1) for each row of p (B, V), each drawn by its own random generator."""
+    rows = zip(p, generators, strict=True)
+    return torch.stack([torch.multinomial(row, 1, generator=generator) for row, generator in rows])
+
+
 # ---------------------------------------------------------------- texts
 
 
-def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=lambda piece: None):
-    """Generate one Sample for each of `rows`, [(prompt, sample number), ...], in one batch. The
-    random draws of a row depend on its own prompt and number alone. draft: that of `speculate`, for
-    a single row only. show: called with each piece of text as it is generated."""
+def write_samples(model, tokenizer, rows, config, show=lambda piece: None, sampler=None):
+    """Write one Sample for each of `rows`, [(prompt, sample number), ...], in one batch. The random
+    draws of a row depend on its own prompt and number alone. show: called with each piece of text
+    as it is written. sampler: another function to call in place of `steps`."""
     explain = config.jsonl or config.show_probs
     samples = [Sample(prompt, tokenizer, config.stop, explain) for prompt, _ in rows]
     ids = [tokenizer.prompt(prompt) for prompt, _ in rows]
     numbers = [number for _, number in rows]
     seeds = [seed_for(config.seed, n, *row) for n, row in zip(numbers, ids, strict=True)]
     idx, pad = ragged(ids, next(model.parameters()).device)  # (B, T)
-    settings = dict(context=config.context, vocab_size=tokenizer.vocab_size, **config.settings())
-    if draft is None:
-        written = steps(model, idx, config.max_new_tokens, seeds, pad=pad, **settings)
-    else:
-        from sampling.speculative import speculate
-
-        settings |= dict(draft=draft, seed=seeds[0], tally=tally)
-        written = speculate(model, idx, config.max_new_tokens, **settings)
-
+    reading = {"context": config.context, "vocab_size": tokenizer.vocab_size, "pad": pad}
+    sampler = sampler or steps
+    written = sampler(model, idx, config.max_new_tokens, seeds, **reading, **config.drawing())
     for step in written:
         tokens = step.token.flatten().tolist()
         for sample, token, logits in zip(samples, tokens, step.logits, strict=True):
@@ -77,21 +160,6 @@ def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=l
     for sample in samples:
         show(sample.end())
     return samples
-
-
-def write_sample(model, tokenizer, prompt, runtime, config):
-    """Print a prompt and the text that follows it, as it is generated."""
-    show = partial(print, end="", flush=True)
-    show(prompt)
-    with runtime.autocast():
-        write_samples(model, tokenizer, [(prompt, 0)], config, show=show)
-    print(flush=True)
-
-
-def load(name, checkpoint="latest", device="cpu"):
-    """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
-    a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
-    return open_weights(name, checkpoint, device, not Path(name, "ckpt").is_dir())[:2]
 
 
 def write_text(model, tokenizer, prompt, **keys):
@@ -106,6 +174,15 @@ def write_text(model, tokenizer, prompt, **keys):
     return sample.text
 
 
+def write_sample(model, tokenizer, prompt, runtime, config):
+    """Print a prompt and the text that follows it, as it is written."""
+    show = partial(print, end="", flush=True)
+    show(prompt)
+    with runtime.autocast():
+        write_samples(model, tokenizer, [(prompt, 0)], config, show)
+    print(flush=True)
+
+
 # ---------------------------------------------------------------- models
 
 
@@ -114,6 +191,11 @@ class Opened(NamedTuple):
     model: torch.nn.Module
     tokenizer: object
     prompts: list  # texts, as this tokenizer can read them
+
+
+def is_run(name):
+    """Whether a name is that of a run folder, and not of pretrained weights."""
+    return Path(name, "ckpt").is_dir()
 
 
 def open_weights(name, step, device, pretrained):
@@ -127,154 +209,130 @@ def open_weights(name, step, device, pretrained):
     return model, tokenizer, f"{trained['model']} after {state['step']} steps, from {name}"
 
 
-def open_model(name, config, runtime, texts, kind):
-    """Open the model of a run folder or of pretrained weights, convert its weights to the number
-    format `kind`, and fit the prompts to its tokenizer."""
-    pretrained = config.init_from != "resume"
-    model, tokenizer, what = open_weights(name, config.checkpoint, runtime.device, pretrained)
+def load(name, checkpoint="latest", device="cpu"):
+    """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
+    a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
+    model, tokenizer, _ = open_weights(name, checkpoint, device, not is_run(name))
+    return model, tokenizer
+
+
+def choose_device(config):
+    """(device, number format of the weights) that a SampleConfig asks for."""
+    is_int8 = config.dtype == "int8"
+    runtime = set_up(config.device, "float32" if is_int8 else config.dtype)
+    for reason in runtime.reasons:
+        note(reason)
+    if not is_int8:
+        return runtime.device, runtime.dtype
+    note("weights int8")
+    return runtime.device, "int8"
+
+
+def open_model(name, texts, config, device, dtype, pretrained=False):
+    """Open a model to write with: fit the prompts to its tokenizer, and convert its weights to the
+    number format `dtype` and to the order in which a token reads them fastest."""
+    from sampling.fast import make_fast  # here, since train.py and load do without
+
+    model, tokenizer, what = open_weights(name, config.checkpoint, device, pretrained)
     note(what)
+    prompts = fit_prompts(model, tokenizer, texts, config)
+    # Batches use the model's own forward pass, which is not compiled.
+    tokens = 0 if config.prompts else config.num_samples * config.max_new_tokens
+    model = make_fast(model, dtype, config.compile, tokens)
+    return Opened(name, model, tokenizer, prompts)
+
+
+def fit_prompts(model, tokenizer, texts, config):
+    """The prompts as the tokenizer can encode them. Notes say what a user may not expect."""
+    check_context(model, config.context)
     prompts = []
     for i, text in enumerate(texts, 1):
         place = f"line {i} of {config.prompts}" if config.prompts else ""
         prompts.append(fit(tokenizer, text, place, config.skip_unknown))
-    check_context(model, tokenizer, prompts, config)
-    if not all(prompts) and (config.writes() or config.attention):
+
+    context = config.context or model.config.block_size
+    longest = max(len(tokenizer.prompt(prompt)) for prompt in prompts) + config.max_new_tokens
+    if config.num_samples and longest > context:
+        why = "--context looks further back"
+        if context == most_positions(model):
+            why = f"it has positions for {context} only"
+        shown = f"the model sees only the last {context - context // 2} to {context}"
+        note(f"after {context} tokens {shown} ({why})")
+    if not all(prompts):
         note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
-    if config.knn:
-        from sampling.knn import Datastore, WithNeighbours, identity
-
-        weights = identity(checkpoint.find(name, config.checkpoint))
-        store = Datastore(config.knn, weights, model.config)
-        size, share = len(store.tokens), store.weight
-        note(f"{size:,} keys of {config.knn}, weight {share:g}; decoding in float32")
-        return Opened(name, WithNeighbours(model, store), tokenizer, prompts)
-
-    from sampling.fast import COMPILE_PAYS, can_compile, prepare
-
-    # Batches use the model's own forward pass, which is not compiled.
-    alone = config.writes() and not config.prompts
-    tokens = config.num_samples * config.max_new_tokens if alone else 0
-    pays = tokens >= COMPILE_PAYS and can_compile(model, kind)
-    compiles = pays if config.compile == "auto" else config.compile
-    if compiles:
-        note("compiling, which takes half a minute the first time")
-    model, how = prepare(model, kind, compiles)
-    if compiles:
-        note(how)
-    return Opened(name, model, tokenizer, prompts)
+    return prompts
 
 
-def check_context(model, tokenizer, prompts, config):
-    """Raise UserError for a context that the model has no positions for. Print a note if the texts
-    will be longer than the context."""
-    limit = model.config.block_size
-    context = config.context or limit
+def most_positions(model):
+    """How many tokens a model with learned positions has positions for; None for any number."""
     learned = hasattr(model, "wpe") and getattr(model.config, "position", "learned") == "learned"
-    if learned and context > limit:
-        what = f"this model has positions for {limit} tokens only"
-        raise UserError(what, f"context={context}", "leave it out")
+    return model.config.block_size if learned else None
 
-    if config.num_samples and config.writes():
-        longest = max(len(tokenizer.prompt(prompt)) for prompt in prompts) + config.max_new_tokens
-        why = f"it has positions for {limit} only" if learned else "--context looks further back"
-        if longest > context:
-            shown = f"the model sees only the last {context - context // 2} to {context}"
-            note(f"after {context} tokens {shown} ({why})")
+
+def check_context(model, context):
+    """Raise UserError for a context that the model has no positions for."""
+    most = most_positions(model)
+    if most and context and context > most:
+        what = f"this model has positions for {most} tokens only"
+        raise UserError(what, f"context={context}", "leave it out")
 
 
 # ---------------------------------------------------------------- the script
 
 
-def report(opened, samples, config, streamed):
-    """Print one sample of each model; streamed: its text has been printed already."""
+def report(name, sample, config, streamed):
+    """Print a sample. streamed: its text has been printed already."""
     if config.jsonl:
-        for o, sample in zip(opened, samples, strict=True):
-            line = {"model": o.name, "seconds": round(sample.seconds, 4)}
-            keys = ("prompt", "text", "tokens", "logprobs", *["top"] * config.show_probs)
-            line |= {key: getattr(sample, key) for key in keys}
-            print(json.dumps(line), flush=True)
+        line = {"model": name, "seconds": round(sample.seconds, 4), "prompt": sample.prompt}
+        line |= {"text": sample.text, "tokens": sample.tokens, "logprobs": sample.logprobs}
+        if config.show_probs:
+            line["top"] = sample.top
+        print(json.dumps(line), flush=True)
         return
-
-    texts = [sample.prompt + sample.text for sample in samples]
-    if config.compare:
-        look.show_columns([o.name for o in opened], texts)
-    elif not streamed:
-        print(texts[0])
+    if not streamed:
+        print(sample.prompt + sample.text)
     if config.show_probs:
-        look.show_cut(look.alternatives(opened[0].tokenizer, samples[0]))
+        show_cut(sample.table())
     print("---------------", flush=True)
 
 
-def write_all(opened, config, draft, tally):
-    """Generate and print every sample of every prompt, a batch at a time."""
-    count = len(opened[0].prompts)
-    rows = [(i, number) for i in range(count) for number in range(config.num_samples)]
-    size = ROWS if config.prompts and not config.draft else 1
-    streamed = size == 1 and not config.jsonl and not config.compare
+def write_all(opened, config, rows=ROWS, sampler=None):
+    """Write and print every sample of every prompt, at most `rows` of them at a time."""
+    name, model, tokenizer, prompts = opened
+    wanted = [(prompt, number) for prompt in prompts for number in range(config.num_samples)]
+    rows = rows if config.prompts else 1
+    streamed = rows == 1 and not config.jsonl
     show = partial(print, end="", flush=True) if streamed else lambda piece: None
-    for first in range(0, len(rows), size):
-        written = []
-        for _, model, tokenizer, prompts in opened:
-            inputs = [(prompts[i], number) for i, number in rows[first : first + size]]
-            show(inputs[0][0])
-            written.append(write_samples(model, tokenizer, inputs, config, draft, tally, show))
-            show("\n")
-        for samples in zip(*written, strict=True):
-            report(opened, samples, config, streamed)
+    for first in range(0, len(wanted), rows):
+        batch = wanted[first : first + rows]
+        show(batch[0][0])
+        samples = write_samples(model, tokenizer, batch, config, show, sampler)
+        show("\n")
+        for sample in samples:
+            report(name, sample, config, streamed)
 
 
-def main(argv):
-    values, words = configurator.load(argv, [SampleConfig], __doc__)
-    if words:
-        raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
+def build_config(values):
+    """The SampleConfig with these values: one sample at temperature 0, where all are the same."""
     config = configurator.build(SampleConfig, values)
     if config.temperature == 0 and config.num_samples > 1:
         note(f"temperature 0 always writes the same: one sample, not {config.num_samples}")
         config.num_samples = 1
+    return config
 
-    # Read the user's files before loading a model, so that a mistake shows at once.
-    texts = look.read_prompts(config.start, config.prompts)
-    if config.score:
-        scored = look.read_text(config.score, "text", "check the path after --score=")
-    if config.attention:
-        from sampling import attention_map
 
-        attention_map.check_path(config.attention)
-    if config.serve:
-        from sampling import server
-
-        listener = server.listen(config.port)
-
-    is_int8 = config.dtype == "int8"
-    runtime = set_up(config.device, "float32" if is_int8 else config.dtype)
-    for reason in runtime.reasons + ["weights int8"] * is_int8:
-        note(reason)
-    kind = "int8" if is_int8 else runtime.dtype
-    runtime.dtype = "float32"  # the weights are converted to `kind` instead of autocast
-
-    name = config.out_dir if config.init_from == "resume" else config.init_from
-    names = config.compare.split(",") if config.compare else [name]
-    opened = [open_model(name, config, runtime, texts, kind) for name in names]
-    if config.serve:
-        server.serve(opened, config, listener)
-        return
-    draft, tally = None, Counter()
-    if config.draft:
-        from sampling.speculative import open_draft
-
-        draft = open_draft(config.draft, opened[0].tokenizer, runtime.device, kind)
-    if config.score:
-        look.report_score(opened, scored, config)
-    if config.attention:
-        path, layer = config.attention, config.layer
-        attention_map.write_map(path, *opened[0][:3], opened[0].prompts[0], layer, config.context)
-        note(f"attention of layer {layer}: {path}")
-    if config.writes():
-        write_all(opened, config, draft, tally)
-        if tally["drafted"]:
-            accepted = tally["accepted"] / tally["drafted"]
-            each = 1 + tally["accepted"] / tally["reads"]
-            note(f"draft {config.draft}: {accepted:.0%} accepted, {each:.2f} tokens for each read")
+def main(argv):
+    given = configurator.load(argv, [SampleConfig], __doc__, renamed=moved(argv))
+    values = given.values
+    words = given.words
+    if words:
+        raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
+    config = build_config(values)
+    texts = read_prompts(config.start, config.prompts)  # first, so that a mistake shows at once
+    device, dtype = choose_device(config)
+    pretrained = config.init_from != "resume"
+    name = config.init_from if pretrained else config.out_dir
+    write_all(open_model(name, texts, config, device, dtype, pretrained), config)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def make_model(given, tokenizer, vocab_size):
         from weights import hf  # here, since it is rarely needed
 
         given, weights = settings.import_weights(given, hf, tokenizer)
-    config = settings.model_config(given, vocab_size)
+    config = settings.new_model_config(given, vocab_size)
     torch.manual_seed(seed_for(given.config.seed, 0))
     model = make(config)
     if weights is not None:
@@ -418,7 +418,7 @@ def main(argv):
             status, speed = train(run, log)
         log.close()
         if runtime.main and status != errors.BROKEN_PIPE:
-            finish(run, argv, status, speed)
+            finish(run, given.command_line, status, speed)
         if runtime.world_size > 1:
             torch.distributed.barrier()  # rank 0 may still be writing its sample
             torch.distributed.destroy_process_group()
@@ -439,7 +439,7 @@ def check_only(run, argv):
         return report.print_evaluation(run, score, evaluate)
 
 
-def finish(run, argv, status, speed):
+def finish(run, command_line, status, speed):
     """Print the results of the run, a sample of its text, and the commands to run next."""
     from sample import SampleConfig, write_sample  # here, so that training starts without it
 
@@ -451,7 +451,7 @@ def finish(run, argv, status, speed):
     prompt, stop = report.closing_prompt(run.sources[0].splits["val"], run.tokenizer)
     sampling = SampleConfig(max_new_tokens=300, stop=stop)
     write_sample(model, run.tokenizer, prompt, run.runtime, sampling)
-    report.print_next_commands(folder, run.config, argv)
+    report.print_next_commands(folder, run.config, command_line)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ train.py, except seed and the like, set the base, in a config file or on the com
 sweep's own keys are:
 """
 
-import shlex
 import sys
 
 if not __package__:
@@ -26,20 +25,21 @@ from bench.ablation import rows, runs, step_times
 from bench.ablation.arms import list_arms
 from bench.ablation.progress import doing, print_plan, say
 from bench.ablation.schedule import pending_jobs, report_jobs, run_sweep
-from bench.ablation.settings import AblateConfig, read, sweeps_of
+from bench.ablation.settings import read
 from bench.ablation.sweep import make_sweep
-from common.configurator import print_help
 from common.runtime import StopRequest
 
 DRY_ROUNDS = 5  # rounds of timing in a dry run
 
 
 def plan(argv, trainer=runs.TRAINER, elsewhere=False):
-    """Read the config of a command line, list its arms and check them. Returns the Sweep."""
-    config, base = read(argv, __doc__)
-    arms = list_arms(config, base)
-    command = shlex.join(["python", "bench/ablate.py", *argv])
-    return make_sweep(config, base, arms, command, trainer, elsewhere)
+    """Read the config of a command line, list its arms and check them. Returns [Sweep]: one for
+    each column that --also names, or one for the sweep itself."""
+    sweeps = []
+    for settings in read(argv, __doc__):
+        arms = list_arms(settings.config, settings.base)
+        sweeps.append(make_sweep(settings, arms, trainer, elsewhere))
+    return sweeps
 
 
 def run_one(sweep, start=runs.run_local):
@@ -107,23 +107,27 @@ def ablate(*config_files, **keys):
         ablate("config/ablate_shakespeare.py", workers=2, out_dir="out-shakespeare")
 
     Raises UserError for a mistake; a run that fails is a row with this status."""
-    argv = [*config_files, *(f"--{key}={value}" for key, value in keys.items())]
-    main(argv)
-    return rows.load([read(words, __doc__)[0].out_dir for words in sweeps_of(argv)])
+    options = [f"--{key}={value}" for key, value in keys.items()]
+    _, sweeps = run_all([*config_files, *options])
+    return rows.load([sweep.out for sweep in sweeps])
 
 
-def main(argv, trainer=runs.TRAINER):
-    """Run the sweep of a command line, or one for each column that --also lists. Returns the exit
-    status."""
-    print_help(argv, __doc__, [AblateConfig])
-    sweeps = [plan(words, trainer) for words in sweeps_of(argv)]
+def run_all(argv, trainer=runs.TRAINER):
+    """Run the sweeps of a command line one after the other; all are checked before the first one
+    runs. Returns (exit status, [Sweep])."""
+    sweeps = plan(argv, trainer)
     worst = 0
     for sweep in sweeps:
         status = run_one(sweep)
         worst = max(worst, status)
-        if status not in (0, 1):  # stopped
+        if status not in (0, 1):  # stopped by a signal
             break
-    return worst
+    return worst, sweeps
+
+
+def main(argv, trainer=runs.TRAINER):
+    status, _ = run_all(argv, trainer)
+    return status
 
 
 if __name__ == "__main__":

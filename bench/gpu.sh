@@ -17,7 +17,7 @@ OUT=${OUT:-out-gpu${TINY:+-tiny}}
 [ -z "$TINY" ] || export BENCH_RESULTS="$OUT/results"
 STEPS="data train shakespeare memory tests ranks page"
 
-speed() { "$PYTHON" bench/speed.py "$@"; }
+speed() { "$PYTHON" -m extras.speed "$@"; }
 
 dataset() { if [ -e "$DATA/shakespeare_char/meta.json" ]; then echo shakespeare_char; else echo random_text; fi; }
 
@@ -40,7 +40,7 @@ step_train() { # tokens/s, MFU and memory at 124 M beside nanoGPT and others
     speed train $DEVICE $size ${NANOGPT:+--nanogpt="$NANOGPT"}
 }
 
-run() { # a config of train.py, at most ten minutes
+train() { # a config, at most ten minutes
     # shellcheck disable=SC2086
     "$PYTHON" train.py "config/$1.py" $DEVICE $(more "$TINY_RUN") "${@:2}"
 }
@@ -49,14 +49,16 @@ step_shakespeare() { # the Shakespeare configs, nanoGPT's GPU setting
     for name in gpt2_shakespeare llama_shakespeare; do
         local begin="--overwrite"
         [ ! -e "$OUT/$name/latest" ] || begin="--init_from=resume" # go on
-        run "$name" --out_dir="$OUT/$name" "$begin" || return
+        train "$name" --out_dir="$OUT/$name" "$begin" || return
     done
-    "$PYTHON" bench/compare.py "$OUT/gpt2_shakespeare" "$OUT/llama_shakespeare" --out="$OUT/compare.png"
+    "$PYTHON" -m extras.compare "$OUT/gpt2_shakespeare" "$OUT/llama_shakespeare" --out="$OUT/compare.png"
 }
 
-step_memory() { # the estimate of --dry_run beside the measured peak at 124 M
+step_memory() { # the estimated memory beside the measured peak at 124 M
+    local size="--gradient_accumulation_steps=4 --eval_tokens=65536"
     for name in gpt2_124m llama_124m; do
-        run "$name" --gradient_accumulation_steps=4 --eval_tokens=65536 --dry_run || return
+        # shellcheck disable=SC2086
+        "$PYTHON" -m extras.dry_run "config/$name.py" $DEVICE $(more "$TINY_RUN") $size || return
     done
 }
 
@@ -78,7 +80,7 @@ step_ranks() { # two processes, with NCCL on two GPUs
         "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node=$ranks train.py \
             config/gpt2_shakespeare.py $DEVICE $words $(more "$TINY_RUN") --out_dir="$OUT/ranks-$ranks" --overwrite || return
     done
-    "$PYTHON" bench/compare.py "$OUT/ranks-1" "$OUT/ranks-2" --out="$OUT/ranks.png"
+    "$PYTHON" -m extras.compare "$OUT/ranks-1" "$OUT/ranks-2" --out="$OUT/ranks.png"
 }
 
 step_page() { speed page; }

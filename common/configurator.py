@@ -27,7 +27,7 @@ import tokenize
 import traceback
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from common import files
@@ -65,7 +65,7 @@ Probability = Annotated[float, Range(least=0, most=1)]  # 0 <= x <= 1
 @dataclass(frozen=True)
 class Words:
     """The type of a key whose values are words of a dictionary: `norm: Words(NORM) = "rmsnorm"`.
-    The dictionary is read at each use, so that words may be added later. several: the key takes a
+    The dictionary is read at each use, so words may be added later. several: the key takes a
     comma-separated list of words."""
 
     dictionary: dict
@@ -78,16 +78,22 @@ class Words:
 
 def keys(*classes):
     """{key: type} of the fields of some dataclasses."""
-    hints = (typing.get_type_hints(cls, include_extras=True) for cls in classes)
-    return {key: kind for some in hints for key, kind in some.items()}
+    kinds = {}
+    for cls in classes:
+        kinds |= typing.get_type_hints(cls, include_extras=True)
+    return kinds
 
 
 def allowed(kind):
     """(types, words, Range or None) that a key of type `kind` takes. If there are words, a text
     value must be one of them."""
-    plain, words, limits = [], [], None
-    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    for part in typing.get_args(kind) if is_union else (kind,):
+    parts = [kind]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        parts = typing.get_args(kind)
+    plain = []
+    words = []
+    limits = None
+    for part in parts:
         if isinstance(part, Words):
             words += part.dictionary
         elif typing.get_origin(part) is typing.Literal:
@@ -97,24 +103,29 @@ def allowed(kind):
             limits = part.__metadata__[0]
         else:
             plain.append(part)
-    return plain + ([str] if words else []), words, limits
+    if words:
+        plain.append(str)
+    return plain, words, limits
 
 
 def from_text(text, kind):
-    """The Python value that a text on the command line stands for. It stays a text if the key takes
+    """Convert the text of a command-line value to a Python value. It stays a text if the key takes
     any text."""
     kinds, words, _ = allowed(kind)
     is_none = text == "None" and types.NoneType in kinds
-    if text in words or str in kinds and not words and not is_none:
+    takes_any_text = str in kinds and not words
+    if text in words or (takes_any_text and not is_none):
         return text  # a word such as none is a word, not None
+    if text in ("true", "false", "none"):
+        text = text.capitalize()
     for read in (ast.literal_eval, json.loads):  # the errors' last two: nested too deep
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return read(text.capitalize() if text in ("true", "false", "none") else text)
+            return read(text)
     return text
 
 
 def to_number(key, value, kinds, where):
-    """A number as the int or float that a key of these types takes, if that changes no digit."""
+    """Convert a number to one of these types, int or float, if that changes no digit."""
     try:
         number = float(value)
     except OverflowError:
@@ -122,28 +133,31 @@ def to_number(key, value, kinds, where):
     if not math.isfinite(number):
         raise UserError(f"{key} cannot be {number}", where, "give a finite number")
     is_int = isinstance(value, numbers.Integral)
-    if float in kinds and not (is_int and int in kinds):
-        return number
-    return int(value) if is_int or int in kinds and number.is_integer() else number
+    if is_int and (int in kinds or float not in kinds):
+        return int(value)
+    if int in kinds and float not in kinds and number.is_integer():
+        return int(value)
+    return number
 
 
 def check(key, value, kind, where):
-    """`value` converted to what `kind` takes (1 to a float, 1e3 to an int). Raises UserError if
-    that is impossible or out of range, naming the key and what it takes."""
+    """Return `value`, converted to a type that `kind` takes (1 to a float, 1e3 to an int). Raises
+    UserError if that is impossible, or if the value is out of range."""
     kinds, words, limits = allowed(kind)
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's numbers too
         value = to_number(key, value, kinds, where)
     if type(value) is str and "\0" in value:  # no path can contain one
-        raise UserError(f"{key} contains a NUL character", where, "leave it out")
+        raise UserError(f"{key} contains a NUL character", where, "remove it")
 
-    fits = value in kind if isinstance(kind, Words) else value in words
-    if words and not fits and type(value) not in set(kinds) - {str}:
-        choices = words + ["True", "False"] if bool in kinds else words
-        raise UserError(f"{key} cannot be {value!r}", where, "choose from " + ", ".join(choices))
+    is_word = value in (kind if isinstance(kind, Words) else words)
+    if words and not is_word and type(value) not in set(kinds) - {str}:
+        if bool in kinds:
+            words += ["True", "False"]
+        raise UserError(f"{key} cannot be {value!r}", where, f"choose from {', '.join(words)}")
     if type(value) not in kinds:
         expected = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
-        fix = "--help shows every key with its default"
-        raise UserError(f"{key} must be {expected}, not {value!r}", where, fix)
+        what = f"{key} must be {expected}, not {value!r}"
+        raise UserError(what, where, "--help shows every key")
     if limits and type(value) in (int, float) and value not in limits:
         raise UserError(f"{key}={value} is out of range", where, f"give {limits}")
     return value
@@ -155,22 +169,23 @@ def find(key, known, renamed, where):
     if key in known:
         return known[key]
     if key in renamed:
-        raise UserError(f"{key} is no key here", where, renamed[key])
+        raise UserError(f"{key} is not a key here", where, renamed[key])
+    fix = "--help lists the keys; start the name of a variable of your own with _"
     near = difflib.get_close_matches(key, known, n=1)
-    advice = "--help lists the keys; a name of your own begins with _"
-    raise UserError(f"unknown key {key}", where, f"did you mean {near[0]}?" if near else advice)
+    if near:
+        fix = f"did you mean {near[0]}?"
+    raise UserError(f"unknown key {key}", where, fix)
 
 
 def find_file(path):
-    """The path of a config file: one that is not in the current directory may be in the repo."""
-    if os.path.exists(path) or not (files.ROOT / path).is_file():
-        return path
-    return str(files.ROOT / path)
+    """The path of a config file. If it is not in the current directory, it may be in the repo."""
+    in_repo = files.ROOT / path
+    return str(in_repo) if in_repo.is_file() and not os.path.exists(path) else path
 
 
 def compile_file(path):
-    """(the code of a config file, {name it assigns: line}). Raises UserError if the file cannot be
-    read."""
+    """(compiled code, {assigned name: line}) of a config file. Raises UserError if the file cannot
+    be read."""
     try:
         with open(path, encoding="utf-8-sig") as file:  # skips the byte order mark of some editors
             tree = ast.parse(file.read())
@@ -180,11 +195,14 @@ def compile_file(path):
         raise UserError(what, path, "check the path; config/ holds examples") from None
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # also: not utf-8
         what = getattr(error, "msg", None) or one_line(error) or "it is nested too deep"
-        where = f"{path}:{getattr(error, 'lineno', None) or 1}"
-        raise UserError(what, where, "a config file is Python in utf-8") from None
+        line = getattr(error, "lineno", None) or 1
+        raise UserError(what, f"{path}:{line}", "a config file is Python in utf-8") from None
 
-    stores = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
-    return code, {node.id: node.lineno for node in stores if isinstance(node.ctx, ast.Store)}
+    assigned = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            assigned[node.id] = node.lineno
+    return code, assigned
 
 
 def read_file(path, scope, known, renamed):
@@ -197,7 +215,7 @@ def read_file(path, scope, known, renamed):
         frames = traceback.extract_tb(error.__traceback__)
         line = [frame.lineno for frame in frames if frame.filename == path][-1]
         what = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(what, f"{path}:{line}", "mend this line") from None
+        raise UserError(what, f"{path}:{line}", "correct this line") from None
 
     values = {}
     for key, line in assigned.items():
@@ -207,46 +225,77 @@ def read_file(path, scope, known, renamed):
     return values
 
 
-def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=None):
-    """({key: value}, other words) of a command line and of the config files it names. The keys are
-    the fields of `classes`. scope(values) returns names that a config file may read, too, such as
-    the detected device. renamed: {old key: what to use instead}. defaults: those that --help prints
-    instead of the fields'."""
-    print_help(argv, usage, classes, defaults)
-    known, renamed = keys(*classes), renamed or {}
-    given, config_files, words = {}, [], []
-    for arg in argv:
-        key, equals, text = arg.removeprefix("--").partition("=")
-        if not arg.startswith("-"):
-            (config_files if arg.endswith(".py") else words).append(arg)
-            continue
-        if not arg.startswith("--") or not key:
-            raise UserError(f"cannot read {arg}", "command line", "write --key=value")
-        kind = find(key, known, renamed, arg)
-        if not equals and bool not in allowed(kind)[0]:
-            raise UserError(f"{key} has no value", arg, f"write --{key}=value, without spaces")
-        given[key] = check(key, from_text(text if equals else "True", kind), kind, arg)
+@dataclass(frozen=True)
+class Given:
+    """Who said what: the keys that the user typed, and those of the config files."""
 
-    values = dict(given)
-    for name in config_files:
+    typed: dict = field(default_factory=dict)  # {key: value} of the command line alone
+    in_files: dict = field(default_factory=dict)  # {key: value} that the config files assign
+    files: list = field(default_factory=list)  # the config files, as they were typed
+    words: list = field(default_factory=list)  # arguments that are neither a key nor a config file
+    texts: dict = field(default_factory=dict)  # {key: "--key=value"} as it was typed
+
+    @property
+    def values(self):
+        """{key: value} of both. The command line has the last word."""
+        return self.in_files | self.typed
+
+    @property
+    def arguments(self):
+        """The command line, for a command to print."""
+        return [*self.files, *self.words, *self.texts.values()]
+
+
+def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=None):
+    """Read a command line and the config files that it names: the only place that reads argv.
+    Returns Given. The keys are the fields of `classes`.
+
+    scope(values) returns more names that a config file may read, such as the detected device.
+    renamed: {old key: what to use instead}. defaults: {key: default that --help prints}."""
+    print_help(argv, usage, classes, defaults)
+    given = Given()
+    known = keys(*classes)
+    renamed = renamed or {}
+    for arg in argv:
+        if arg.startswith("-"):
+            key, value = parse(arg, known, renamed)
+            given.typed[key] = value
+            given.texts[key] = arg
+        elif arg.endswith(".py"):
+            given.files.append(arg)
+        else:
+            given.words.append(arg)
+
+    for name in given.files:
         path = find_file(name)
         if path != name and speaks():
             files.warn_once(f"{name} is not in this directory: reading {path}", "note")
-        values |= read_file(path, values | scope(values), known, renamed) | given
-    return values, words
+        names = given.values | scope(given.values)
+        given.in_files.update(read_file(path, names, known, renamed))
+    return given
 
 
-def typed(argv):
-    """The keys that a command line gives itself, and not through its config files."""
-    return {arg.removeprefix("--").partition("=")[0] for arg in argv if arg.startswith("--")}
+def parse(arg, known, renamed):
+    """(key, value) of the argument --key=value. Raises UserError if it is something else."""
+    key, equals, text = arg.removeprefix("--").partition("=")
+    if not arg.startswith("--") or not key:
+        raise UserError(f"cannot read {arg}", "command line", "write --key=value")
+    kind = find(key, known, renamed, arg)
+    if not equals:  # --compile means --compile=True
+        if bool not in allowed(kind)[0]:
+            raise UserError(f"{key} has no value", arg, f"write --{key}=value, without spaces")
+        text = "True"
+    return key, check(key, from_text(text, kind), kind, arg)
 
 
 def build(cls, values):
-    """An instance of `cls` from the values that are its fields. Raises UserError if a value does
-    not fit its key, or `cls` itself raises ValueError."""
+    """Make an instance of `cls` from those values that are its fields; others are ignored. Raises
+    UserError if a value does not fit its key, or if `cls` raises ValueError."""
     where = cls.__name__
-    kinds = keys(cls)
-    fitting = {key: check(key, values[key], kinds[key], where) for key in kinds if key in values}
+    fitting = {}
+    for key, kind in keys(cls).items():
+        if key in values:
+            fitting[key] = check(key, values[key], kind, where)
     try:
         return cls(**fitting)
     except ValueError as error:
@@ -256,26 +305,31 @@ def build(cls, values):
 
 # ---------------------------------------------------------------- --help
 
-KEY_WIDTH, WIDTH = 34, 80  # characters of a key with its default, and of a line
+WIDTH = 80  # characters of a line
+KEY_WIDTH = 34  # characters of a key with its default
 WRAP = {"break_on_hyphens": False, "break_long_words": False}
-OFTEN, RARE = "most used", "rare: "  # the first heading; how one of --help=all begins
+OFTEN = "most used"  # the first heading
+RARE = "rare: "  # a heading that only --help=all prints begins with it
 
 
 def print_help(argv, usage, classes, defaults=None):
-    """Print the help and exit if a command line asks for it: all keys for --help=all."""
-    if {"--help", "-h", "--help=all"} & {*argv}:
-        print(help_text(usage, classes, defaults, everything="--help=all" in argv))
+    """If a command line asks for help, print it and exit. --help=all prints the rare keys too."""
+    everything = "--help=all" in argv
+    if everything or "--help" in argv or "-h" in argv:
+        print(help_text(usage, classes, defaults, everything))
         sys.exit(0)
 
 
 def folded_usage(usage):
-    """The docstring of a script in lines of at most WIDTH characters."""
+    """The docstring of a script in lines of at most WIDTH characters. Prose is filled; an indented
+    block keeps its lines."""
     lines = []
     for block in usage.strip().split("\n\n"):
-        is_prose = "\n " not in f"\n{block}"
-        for line in [" ".join(block.split())] if is_prose else block.splitlines():
-            indent = " " * (0 if is_prose else 8)
-            lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, **WRAP)
+        if "\n " in f"\n{block}":
+            for line in block.splitlines():
+                lines += textwrap.wrap(line, WIDTH, subsequent_indent=" " * 8, **WRAP)
+        else:
+            lines += textwrap.wrap(" ".join(block.split()), WIDTH, **WRAP)
         lines.append("")
     return lines[:-1]
 
@@ -283,39 +337,62 @@ def folded_usage(usage):
 def help_text(usage, classes, defaults=None, everything=False):
     """The usage, and every key once under its heading: its default, its text, and its words or its
     range. The keys in OFTEN of a class come first. everything: print the rare keys too."""
-    often = [key for cls in classes for key in getattr(cls, "OFTEN", ())]
-    groups = {OFTEN: dict.fromkeys(often, [])}  # {heading: {key: lines}}
-    texts = {key: text for cls in reversed(classes) for key, text in texts_of(cls).items()}
-    for key, kind in keys(*classes).items():
-        heading, text, default = texts[key]
-        kinds, words, limits = allowed(kind)
-        words += ["True", "False"] * (bool in kinds and len(words) > 0)
-        choice = ", or ".join(filter(None, ("| ".join(words), str(limits or ""))))
-        lines = help_lines(
-            f"  --{key}={(defaults or {}).get(key, default)}",
-            f"{text} {f'({choice})' if choice else ''}".strip(),
-        )
-        groups.setdefault(OFTEN if key in often else heading, {})[key] = lines
-
-    rare = [key for name in groups if name.startswith(RARE) for key in groups[name]]
+    groups = help_groups(classes, defaults or {})
+    rare = []
     lines = folded_usage(usage)
     for heading, group in groups.items():
-        if group and (everything or not heading.startswith(RARE)):
-            lines += ["", f"{heading.removeprefix(RARE)}:", *sum(group.values(), [])]
+        is_rare = heading.startswith(RARE)
+        if is_rare:
+            rare += group
+        if group and (everything or not is_rare):
+            lines += ["", f"{heading.removeprefix(RARE)}:"]
+            for lines_of_key in group.values():
+                lines += lines_of_key
     if rare and not everything:
         more = f"--help=all shows {len(rare)} more: {', '.join(rare)}"
         lines += ["", *textwrap.wrap(more, WIDTH)]
-    return "\n".join([*lines, "", "--debug shows where an error comes from"])
+    lines += ["", "--debug shows where an error comes from"]
+    return "\n".join(lines)
+
+
+def help_groups(classes, defaults):
+    """{heading: {key: its lines}} of --help."""
+    often = [key for cls in classes for key in getattr(cls, "OFTEN", ())]
+    texts = {}
+    for cls in classes:
+        texts = texts_of(cls) | texts
+    groups = {OFTEN: dict.fromkeys(often, [])}
+    for key, kind in keys(*classes).items():
+        heading, text, default = texts[key]
+        choice = choice_text(kind)
+        if choice:
+            text = f"{text} ({choice})".strip()
+        if key in often:
+            heading = OFTEN
+        head = f"  --{key}={defaults.get(key, default)}"
+        groups.setdefault(heading, {})[key] = help_lines(head, text)
+    return groups
+
+
+def choice_text(kind):
+    """The words or the range that a key of type `kind` takes; "" if it takes any value."""
+    kinds, words, limits = allowed(kind)
+    if words and bool in kinds:
+        words += ["True", "False"]
+    choices = ["| ".join(words), str(limits or "")]
+    return ", or ".join(filter(None, choices))
 
 
 def help_lines(head, text):
     """The lines of one key: `head`, with the text beside it, or below it if `head` is too wide."""
-    column = " " * (KEY_WIDTH + 1)
-    wrapped = textwrap.wrap(text, WIDTH - len(column), **WRAP)
-    body = [column + line.replace("| ", "|") for line in wrapped] or [""]
-    if len(head) > KEY_WIDTH:
-        return [head, *body] if text else [head]
-    return [(head.ljust(len(column)) + body[0][len(column) :]).rstrip(), *body[1:]]
+    indent = KEY_WIDTH + 1
+    body = [line.replace("| ", "|") for line in textwrap.wrap(text, WIDTH - indent, **WRAP)]
+    lines = [head]
+    if body and len(head) <= KEY_WIDTH:
+        lines = [head.ljust(indent) + body.pop(0)]
+    for line in body:
+        lines.append(" " * indent + line)
+    return lines
 
 
 def texts_of(cls):
@@ -324,7 +401,9 @@ def texts_of(cls):
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-    texts, heading, last = {}, cls.__name__, 0
+    texts = {}
+    heading = cls.__name__
+    last = 0  # the last line of the key before
     for node in ast.parse(source).body[0].body:
         if not isinstance(node, ast.AnnAssign):
             continue
@@ -335,6 +414,7 @@ def texts_of(cls):
                 text.append(comment.lstrip("#: "))
             elif comment:
                 heading = comment.lstrip("# ")
-        key, last = node.target.id, node.end_lineno
-        texts[key] = heading, " ".join(filter(None, text)), repr(getattr(cls, key))
+        last = node.end_lineno
+        key = node.target.id
+        texts[key] = (heading, " ".join(filter(None, text)), repr(getattr(cls, key)))
     return texts

@@ -21,11 +21,11 @@ BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 class UserError(Exception):
     """A mistake the user can fix: what is wrong, where (key, file or value), and what to do."""
 
-    status = 2
+    status = 2  # the exit status of the script
 
     def __init__(self, what, where, fix):
         super().__init__(f"{what} ({where}): {fix}")
-        self.parts = what, where, fix
+        self.parts = (what, where, fix)
 
 
 class Failure(UserError):
@@ -35,8 +35,8 @@ class Failure(UserError):
 
 
 def printable(text, keep=""):
-    """`text` with its control characters, but those in `keep`, as Python writes them: a terminal
-    would obey an escape sequence in the name of somebody's file or tensor."""
+    """Replace the control characters of a text by Python's escapes, except those in `keep`. A
+    terminal would obey an escape sequence in the name of a file or a tensor."""
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
@@ -46,9 +46,9 @@ def one_line(error, most=160):
 
 
 def folded(text, indent=2, stream=None):
-    """A line as it is printed to a stream (None: stdout), without control characters. On a terminal
-    it is folded between words, and its continuation lines are indented by `indent` cells; elsewhere
-    it stays one line, for programs that search it."""
+    """Prepare a line for a stream (None: stdout): without control characters. On a terminal it is
+    folded between words, with `indent` spaces before each further line. Elsewhere it stays one
+    line, so that programs can search it."""
     text = printable(text)
     if not (stream or sys.stdout).isatty():
         return text
@@ -58,7 +58,7 @@ def folded(text, indent=2, stream=None):
 
 
 def speaks():
-    """Whether this process prints messages. Of several that torchrun starts, only rank 0 does."""
+    """Whether this process prints messages: of the processes of torchrun, only rank 0 does."""
     return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
@@ -74,9 +74,9 @@ def starting(script):
 
 
 def run(main):
-    """Run `main(argv)` as a script and exit with its status, or with that of the error it raises.
-    `--debug` prints the traceback as well."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `starting`
+    """Run `main(argv)` as a script and exit with its status, or with the status of the error that
+    it raises. `--debug` prints the traceback as well."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `starting`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     argv = [arg for arg in sys.argv[1:] if arg != "--debug"]
     if sys.stderr is None:  # closed by the caller; print(file=None) writes to stdout
@@ -84,8 +84,8 @@ def run(main):
 
     try:
         if sys.stdout is None:
-            fix = "send it to a file, or to /dev/null"
-            raise UserError("there is nowhere to write: standard output is closed", "stdout", fix)
+            fix = "redirect it to a file, or to /dev/null"
+            raise UserError("standard output is closed", "stdout", fix)
         sys.stdout.reconfigure(errors="replace")  # "?" for a character that cannot be shown
         status = main(argv) or 0
         sys.stdout.flush()
@@ -113,7 +113,7 @@ def run(main):
 
 
 def explained(error):
-    """(exit status, one line) for an exception that ends a script."""
+    """(exit status, message of one line) for an exception that ends a script."""
     text = one_line(error, None)
     if isinstance(error, UserError):
         return error.status, text

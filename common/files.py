@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic writes, temporary names of our own, locks, JSON, hashes."""
+"""Files that survive a crash: atomic writes, temporary names, locks, JSON, hashes."""
 
 import contextlib
 import errno
@@ -21,13 +21,14 @@ WIDTH = 80  # columns of a terminal
 
 
 def script(name):
-    """A script of this repo, as it is called from the current directory."""
+    """The path of a script of this repo, as one types it in the current directory."""
     return name if Path.cwd() == ROOT else str(ROOT / name)
 
 
 def command(name, *arguments, program="python"):
-    """A command of a script of this repo that can be pasted into a shell: in lines of at most 80
-    columns, as far as its words allow, all but the last with a backslash at the end."""
+    """The shell command that runs a script of this repo. It can be pasted: it is broken into lines
+    of at most 80 columns, with a backslash at the end of each but the last. A longer word stays
+    whole."""
     lines = [f"{program} {shlex.quote(script(name))}"]
     for word in map(shlex.quote, arguments):
         if len(f"{lines[-1]} {word}") <= WIDTH - len(" \\"):
@@ -43,11 +44,12 @@ os.umask(UMASK)
 # Errors of a file system that does not support an operation at all (FUSE, CIFS, Lustre).
 UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOLCK)
 
-warned = set()  # warnings printed so far
+warned = set()  # the warnings that were printed
 
 
 def warn_once(text, kind="warning", about=None):
-    """Print a warning, or a note, to stderr, unless it was printed, or one about the same thing."""
+    """Print a warning, or a note, to stderr once. about: after one text about it, no other is
+    printed."""
     if (about or text) not in warned:
         warned.add(about or text)
         print(folded(f"{kind}: {text}", 2, sys.stderr), file=sys.stderr, flush=True)
@@ -57,8 +59,8 @@ def warn_once(text, kind="warning", about=None):
 
 
 def partial(path, word="partial"):
-    """A hidden temporary name beside `path`. Nobody chooses 16 random digits by hand, so that a
-    later process may safely remove what has such a name."""
+    """A hidden temporary name beside `path`. Nobody types 16 random digits by hand, so a later
+    process may safely remove files with such a name."""
     path = Path(path)
     return path.with_name(f".{path.name}.{word}-{secrets.token_hex(8)}")
 
@@ -66,12 +68,13 @@ def partial(path, word="partial"):
 def leftovers(path):
     """The temporary files and folders that interrupted writes of `path` left beside it."""
     path = Path(path)
-    return [*path.parent.glob(f".{glob.escape(path.name)}.partial-{'[0-9a-f]' * 16}")]
+    digits = "[0-9a-f]" * 16
+    return list(path.parent.glob(f".{glob.escape(path.name)}.partial-{digits}"))
 
 
 def remove(path):
-    """Remove a file or folder of ours. If the file system refuses (NFS: EBUSY), warn only: a file
-    left behind costs some space, an exception would end the run."""
+    """Remove a file or folder that we made. If the file system refuses (NFS: EBUSY), only warn: a
+    file left behind costs some space, an exception would end the run."""
     path = Path(path)
     try:
         if path.is_dir() and not path.is_symlink():
@@ -119,17 +122,21 @@ def append(path, row):
 
 def remedy(error):
     """What the user can do about an OSError raised while writing."""
-    advice = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable")
-    names = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY)
-    advice |= dict.fromkeys(names, "move what has this name out of the way")
-    advice[errno.ENAMETOOLONG] = "choose a shorter name"
-    advice[errno.ENOENT] = "make the folder again"
-    return advice.get(getattr(error, "errno", None), "free the disk")
+    number = getattr(error, "errno", None)
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make the folder writable"
+    if number in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY):
+        return "move the file or folder of this name away"
+    if number == errno.ENAMETOOLONG:
+        return "choose a shorter name"
+    if number == errno.ENOENT:
+        return "make the folder again"
+    return "free the disk"
 
 
 def sync(path):
-    """Flush a file or a folder to the disk. Some file systems (FUSE, CIFS) cannot flush a folder.
-    That is only worth a warning: the rename is lost only if the power fails within seconds."""
+    """Flush a file or a folder to the disk. Some file systems (FUSE, CIFS) cannot flush a folder:
+    then it only warns, since a rename is lost only if the power fails within seconds."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -152,7 +159,7 @@ def share(path):
 
 
 def regular(path):
-    """`path`, unless it is a pipe or a device, whose reading may never end: then OSError."""
+    """Return `path`. Raises OSError for a pipe or a device: reading one may never end."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
     return path
@@ -165,11 +172,12 @@ def sha256_of(path):
 
 
 def parse_json(text, infinity=False):
-    """The value of a JSON text (str or bytes). Raises ValueError for anything that is not JSON:
-    bad utf-8, NaN, Infinity (unless allowed), or nesting deeper than Python can parse."""
+    """Parse a JSON text (str or bytes). Raises ValueError for anything that is not JSON: bad utf-8,
+    NaN, Infinity (unless `infinity`), or nesting deeper than Python can parse."""
 
     def finite(number):
-        if not (math.isfinite(float(number)) or infinity and number == "Infinity"):
+        allowed = infinity and number == "Infinity"
+        if not allowed and not math.isfinite(float(number)):
             raise ValueError(f"{number} is not a JSON number")
         return float(number)
 
@@ -180,8 +188,8 @@ def parse_json(text, infinity=False):
 
 
 def read_json(path, fix, kind=dict, infinity=False):
-    """The content of a JSON file, which must be of the type `kind`. Raises UserError, with `fix` as
-    the advice, if the file is missing, unreadable, not JSON, or of another type."""
+    """Read a JSON file whose value has the type `kind`. Raises UserError, with `fix` as the advice,
+    if the file is missing, unreadable, not JSON, or of another type."""
     try:
         value = parse_json(Path(regular(path)).read_bytes(), infinity)
     except OSError as error:
@@ -189,7 +197,7 @@ def read_json(path, fix, kind=dict, infinity=False):
     except ValueError as error:
         raise UserError(f"this is not JSON: {one_line(error)}", path, fix) from None
     if not isinstance(value, kind):
-        what = f"a JSON {type(value).__name__} where a {kind.__name__} is needed"
+        what = f"this JSON is a {type(value).__name__}, not a {kind.__name__}"
         raise UserError(what, path, fix)
     return value
 

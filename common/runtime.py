@@ -18,9 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from common.errors import UserError
 from common.files import ROOT
 
-# On a CPU, a choice saves time only in runs of at least so many floating-point operations.
+# On a CPU, compiling and bfloat16 save time only in runs of more floating-point operations.
 COMPILE_PAYS = 3e13  # a few hundred seconds on two cores
-BFLOAT16_PAYS = 1e12  # some ten seconds; smaller models are no faster in it
+BFLOAT16_PAYS = 1e12  # some ten seconds; smaller models are no faster in bfloat16
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Runtime:
     world_size: int
     reasons: list
     compile: bool = False
-    auto_dtype: bool = False  # whether dtype was left to us
+    auto_dtype: bool = False  # whether the user gave dtype=auto
 
     @property
     def main(self):
@@ -50,7 +50,7 @@ class Runtime:
             yield
 
     def attention(self):
-        """The part of `autocast` that activation checkpointing needs again, in the backward pass.
+        """The part of `autocast` that activation checkpointing enters again in the backward pass.
 
         On a CPU in 16 bits F.scaled_dot_product_attention runs as two matrix products and a softmax
         of 16 bits: forward and backward, torch's fused kernel takes two to five times as long at 64
@@ -61,10 +61,10 @@ class Runtime:
         return sdpa_kernel(SDPBackend.MATH)
 
     def choose_compile(self, asked, flops, why="as asked"):
-        """Decide whether to compile a run of `flops` operations. On a CPU, compiling takes about a
-        minute and then saves a quarter of the time, so it pays for runs of five minutes or more.
-        And decide, if dtype is auto, whether a CPU that multiplies bfloat16 uses it. why: the
-        reason for a choice that was `asked`."""
+        """Choose whether to compile a run of `flops` operations, and if dtype is auto, whether a
+        CPU with bfloat16 instructions uses them. On a CPU, compiling takes about a minute and then
+        saves a quarter of the time, so it pays for runs of five minutes or more. asked: True,
+        False or auto. why: the reason to print unless it is auto."""
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
@@ -73,64 +73,96 @@ class Runtime:
 
         self.compile = asked
         if asked == "auto":
-            length = "long repays" if flops > COMPILE_PAYS else "short would not repay"
-            self.compile, why = {
-                "cuda": (True, "it pays on CUDA"),
-                "mps": (False, "eager is safer on Metal"),
-                "cpu": (flops > COMPILE_PAYS, f"a run this {length} it"),
-            }[kind]
-            if kind == "cpu" and not compiler:
-                self.compile, why = False, "no C++ compiler here"
-        long = self.compile or flops > BFLOAT16_PAYS
+            self.compile, why = compile_pays(kind, flops, compiler)
         if kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
-            self.dtype = "bfloat16" if long else "float32"
             self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
-            length = "a run this long gains from it" if long else "this run is short for bfloat16"
-            self.reasons.append(f"dtype {self.dtype} ({length})")
+            if self.compile or flops > BFLOAT16_PAYS:
+                self.dtype = "bfloat16"
+                self.reasons.append("dtype bfloat16 (faster on this CPU)")
+            else:
+                self.dtype = "float32"
+                self.reasons.append("dtype float32 (too short to gain from bfloat16)")
         self.reasons.append(f"compile {self.compile} ({why})")
+
+
+def compile_pays(kind, flops, compiler):
+    """(whether compiling saves time, the reason) on a kind of device. compiler: the C++ compiler,
+    or None."""
+    if kind == "cuda":
+        return True, "it pays on CUDA"
+    if kind == "mps":
+        return False, "eager is safer on Metal"
+    if not compiler:
+        return False, "no C++ compiler found"
+    if flops > COMPILE_PAYS:
+        return True, "long enough to earn back the compile time"
+    return False, "too short to earn back the compile time"
 
 
 def find_device(device="auto"):
     """`device`, or the best available one for auto. Raises UserError if it is not available."""
-    count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    gpus = torch.cuda.device_count()
+    has_metal = torch.backends.mps.is_available()
     if device == "auto":
-        return next((kind for kind in ("cuda", "mps") if count[kind]), "cpu")
+        if gpus:
+            return "cuda"
+        return "mps" if has_metal else "cpu"
 
-    kind, _, number = device.partition(":")
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
         fix = "choose auto, cpu, cuda, cuda:N or mps"
         raise UserError(f"unknown device {device}", "device", fix)
-    if int(number or 0) >= count.get(kind, 1):
-        name = {"cuda": "CUDA", "mps": "Metal"}[kind] + " device" + f" {number}" * bool(number)
-        fix = "use --device=cpu, another number, or a build of torch for it"
-        raise UserError(f"no {name} is visible", f"device={device}", fix)
+    kind, _, number = device.partition(":")
+    fix = "use --device=cpu, or a build of torch for this device"
+    if kind == "mps" and not has_metal:
+        raise UserError("no Metal device is visible", f"device={device}", fix)
+    if kind == "cuda" and int(number or 0) >= gpus:
+        what = f"no CUDA device {number}".rstrip()
+        if gpus:
+            fix = f"choose a number below {gpus}, or --device=cpu"
+        raise UserError(f"{what} is visible", f"device={device}", fix)
     return device
 
 
 def memory_of(device):
     """The memory of a CUDA device in GB (10^9 bytes); 0 for other devices."""
-    is_cuda = device.startswith("cuda")
-    return torch.cuda.get_device_properties(device).total_memory / 1e9 if is_cuda else 0.0
+    if not device.startswith("cuda"):
+        return 0.0
+    return torch.cuda.get_device_properties(device).total_memory / 1e9
 
 
 def find_ranks():
     """(rank, number of ranks) of this process, from the environment that torchrun sets. Raises
-    UserError if only some of the variables are set, as those of a shell that once ran torchrun."""
-    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    needed = {"RANK", "MASTER_ADDR", "MASTER_PORT"} if world_size != "1" else set()
+    UserError if only some of the variables are set."""
+    rank = os.environ.get("RANK", "0")
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    needed = set()
+    if world_size != "1":
+        needed = {"RANK", "MASTER_ADDR", "MASTER_PORT"}
     if needed - os.environ.keys() or not (rank + world_size).isdecimal():
-        what = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do not fit together"
+        what = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT contradict each other"
         where = f"environment: RANK={rank} WORLD_SIZE={world_size}"
         raise UserError(what, where, "start with torchrun, or unset them")
     return int(rank), int(world_size)
+
+
+def with_number(device):
+    """A CUDA device with its number, which a thread needs in order to choose it. Other devices stay
+    as they are. With torchrun there is no number, since each rank chooses its own device."""
+    kind, _, number = find_device(device).partition(":")
+    if kind != "cuda":
+        return device
+    return "cuda" if find_ranks()[1] > 1 else f"cuda:{number or 0}"
 
 
 def choose_dtype(kind):
     """(number format, reason) for a kind of device."""
     if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return "bfloat16", "this GPU has it"
-    reasons = {"cuda": "this GPU has no bfloat16", "mps": "the safe choice on Metal"}
-    return "float32", reasons.get(kind, "most CPUs are no faster in bfloat16")
+    if kind == "cuda":
+        return "float32", "this GPU has no bfloat16"
+    if kind == "mps":
+        return "float32", "the safe choice on Metal"
+    return "float32", "most CPUs are no faster in bfloat16"
 
 
 def multiplies_bfloat16():
@@ -143,29 +175,43 @@ def set_up(device="auto", dtype="auto"):
     """Choose the device and dtype of this process, join the other ranks if torchrun started it, and
     return its Runtime."""
     rank, world_size = find_ranks()
-    asked, device = device, find_device(device)
-    reasons = [f"device {device}" + " (the best one here)" * (asked == "auto")]
-    kind, auto_dtype = device.split(":")[0], dtype == "auto"
+    if device == "auto":
+        device = find_device()
+        device_reason = f"device {device} (the best one here)"
+    else:
+        device = find_device(device)
+        device_reason = f"device {device}"
+    kind = device.split(":")[0]
     if world_size > 1:
         if device == "cuda":
             device = f"cuda:{int(os.environ['LOCAL_RANK'])}"
             torch.cuda.set_device(device)
         torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 
+    auto_dtype = dtype == "auto"
     if auto_dtype:
         dtype, why = choose_dtype(kind)
-    reasons.append(f"dtype {dtype}" + (f" ({why})" if auto_dtype else ""))
+        dtype_reason = f"dtype {dtype} ({why})"
+    else:
+        dtype_reason = f"dtype {dtype}"
     if kind == "cpu":
         keep_freed_memory()
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
-    return Runtime(device, dtype, rank, world_size, reasons, auto_dtype=auto_dtype)
+    return Runtime(
+        device=device,
+        dtype=dtype,
+        rank=rank,
+        world_size=world_size,
+        reasons=[device_reason, dtype_reason],
+        auto_dtype=auto_dtype,
+    )
 
 
 def keep_freed_memory():
-    """Have the C library keep the memory that a step frees for the next step. By default glibc
-    returns large pieces to the system, which clears each page when it is next needed: 0.94 of the
-    time of an eager step at a width of 128."""
+    """Tell the C library to keep freed memory for the next step. By default glibc returns large
+    pieces to the system, which clears each page before the next use. An eager step at a width of
+    128 then takes 0.94 of the time."""
     with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: the largest that it takes
@@ -201,7 +247,7 @@ class StopRequest:
             status = torch.tensor(self.status or 0, device=runtime.device)
             torch.distributed.all_reduce(status, torch.distributed.ReduceOp.MAX)
             if not status.item():
-                return False  # one that arrives meanwhile is seen ten steps later
+                return False  # a signal that arrives now is seen ten steps later
             self.status = status.item()
         return self.status is not None
 
@@ -216,7 +262,7 @@ def cpu_name():
 
 
 def versions():
-    """Versions and hardware, on which the results of a run depend besides its configuration."""
+    """The versions and the hardware that a run's results depend on."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # no git here

@@ -1,4 +1,5 @@
 # Which mixers can look up what they have read? A screening for a CPU: 7 minutes on two cores.
+#   python -m extras.tasks recall
 #   python bench/ablate.py config/ablate_recall.py --workers=2
 # The arms differ from attention by what carries information from token to token: a window, or a
 # state of a fixed size. 4 arms and the base again x 3 seeds = 15 runs of config/task_recall.py.

@@ -1,5 +1,6 @@
 # Multi-query associative recall: 2 to 12 keys with a value each, then as many questions for a value
-# (tokens/tasks.py).
+# (extras/tasks.py).
+#   python -m extras.tasks recall                              # the samples
 #   python train.py config/task_recall.py                      # attention
 #   python train.py config/task_recall.py --window=16 --out_dir=out-recall-window
 # Two layers of attention learn to look a key up. Expect a plateau near a loss of 2.7, where it
@@ -8,7 +9,7 @@
 model = "llama"
 arch = "llama"  # as a variant, so that every slot can be changed
 out_dir = "out-recall"
-dataset = "task:recall"  # 18,000 samples of up to 73 characters; written first if missing
+dataset = "task:recall"  # 18,000 samples of up to 73 characters
 
 # 2 * 12 * 64^2 = 0.1 M parameters; 600 steps * 32 samples = 1.1 epochs, 1.4 M tokens:
 # 6 * 0.1 M * 1.4 M = 0.8 TFLOP, one to two minutes on two cores with operations this small.

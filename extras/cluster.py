@@ -19,7 +19,6 @@ from typing import Literal
 
 from bench import ablate
 from bench.ablation import runs, schedule
-from bench.ablation.settings import sweeps_of
 from common import files
 from common.configurator import build, from_text, keys, print_help
 from common.errors import UserError, one_line, run
@@ -56,8 +55,7 @@ def main(argv, trainer=runs.TRAINER):
     print_help(argv, __doc__, [ClusterConfig])
     config, rest = split_keys(argv)
     status = 0
-    for words in sweeps_of(rest):
-        sweep = ablate.plan(words, trainer, elsewhere=True)
+    for sweep in ablate.plan(rest, trainer, elsewhere=True):
         sweep.command = shlex.join(["python", "-m", "extras.cluster", *argv])
         if config.emit == "slurm":
             status = max(status, emit(sweep, config.sbatch))

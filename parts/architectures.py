@@ -1,158 +1,243 @@
-"""Named architectures, and the two functions that make a model from keys:
+"""
+Named architectures, and the two functions that make a model from keys:
 
-model = make(configure({"model": "llama", "position": "alibi", "n_layer": 6}))
+    model = make(configure({"model": "llama", "position": "alibi", "n_layer": 6}))
 """
 
 from dataclasses import fields
 
-from common.configurator import build
+from common.configurator import build, keys
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
-from parts.part import MIXER
-from parts.variant import SLOTS, Variant, VariantConfig
+from parts.slots import MIXER, SLOTS
+from parts.variant import Variant, VariantConfig
 
 # ---------------------------------------------------------------- named architectures
 
 
-def shared(by):
-    """n_kv_head such that `by` query heads share a key and value head, or the next fewer that
-    divide n_head."""
-    return lambda c: c["n_head"] // next(n for n in range(by, 0, -1) if c["n_head"] % n == 0)
+def shared_by(queries):
+    """Let `queries` heads of queries share one head of keys and values, or the next smaller number
+    that divides n_head. Gives n_kv_head."""
+
+    def n_kv_head(sizes):
+        group = queries
+        while sizes["n_head"] % group:
+            group -= 1
+        return sizes["n_head"] // group
+
+    return n_kv_head
 
 
 def last_layers(*words):
-    """These mixers, repeated over the depth; the last ones of them where there are fewer layers."""
-    return lambda c: ",".join(words[-c["n_layer"] :])
+    """These mixers, repeated over the depth. A model of fewer layers gets the last ones."""
+    return lambda sizes: ",".join(words[-sizes["n_layer"] :])
 
 
-# A value that depends on the sizes is a function of them.
-GPT2 = dict(position="learned", norm="layernorm", mlp="gelu", bias="all", tie_embeddings=True)
-LLAMA = dict(position="rope", norm="rmsnorm", mlp="swiglu", bias="none", tie_embeddings=False)
-GPT2 |= dict(block="pre", mixer="attention")
-LLAMA |= dict(block="pre", mixer="attention")
-GROUPED = LLAMA | dict(n_kv_head=shared(4))
-EXPERTS = dict(mlp="moe", n_experts=32, top_k=4)  # small: DeepSeek-V3 has 256, Qwen3-Next 512
+def context_over(divisor, least=1, most=None):
+    """A share of the context: block_size // divisor, limited to least..most. In tokens."""
+
+    def tokens(sizes):
+        share = max(least, sizes["block_size"] // divisor)
+        return share if most is None else min(most, share)
+
+    return tokens
+
+
+GPT2 = dict(
+    position="learned",
+    norm="layernorm",
+    mlp="gelu",
+    bias="all",
+    tie_embeddings=True,
+    block="pre",
+    mixer="attention",
+)
+LLAMA = dict(
+    position="rope",
+    norm="rmsnorm",
+    mlp="swiglu",
+    bias="none",
+    tie_embeddings=False,
+    block="pre",
+    mixer="attention",
+)
+GROUPED = dict(LLAMA, n_kv_head=shared_by(4))
+EXPERTS = dict(LLAMA, mlp="moe", n_experts=32, top_k=4)  # DeepSeek-V3 has 256, Qwen3-Next 512
+
+# {word: its keys}. A value that depends on the sizes is a function of them.
 ARCH = {
     "gpt2": GPT2,
     "llama": LLAMA,  # LLaMA 1, LLaMA 2 7B and 13B
-    "llama2-70b": LLAMA | dict(n_kv_head=shared(8), ffn_dim_multiplier=1.3),
-    "llama3": GROUPED
-    | dict(ffn_dim_multiplier=1.3, rope_theta=5e5, rope_scaling="llama3", rope_factor=8.0)
-    | dict(rope_original=lambda c: max(1, c["block_size"] // 16)),
-    "mistral": GROUPED
-    | dict(window=lambda c: max(1, c["block_size"] // 2), ffn_dim_multiplier=1.3),
-    "bloom": GPT2 | dict(position="alibi", embed_norm=True),
-    "falcon": GPT2  # 7B
-    | dict(position="rope", block="parallel", mlp="gelu_erf", bias="norm", n_kv_head=1),
-    "gpt-neox": GPT2
-    | dict(position="rope", rope_fraction=0.25, block="parallel2", mlp="gelu_erf")
-    | dict(tie_embeddings=False),
-    "olmo2": LLAMA | dict(block="output", qk_norm="full", rope_theta=5e5, norm_eps=1e-6),
-    "qwen3": GROUPED | dict(qk_norm="head", rope_theta=1e6, norm_eps=1e-6, tie_embeddings=True),
-    "smollm3": GROUPED
-    | dict(ffn_dim_multiplier=2.0, nope_every=4, rope_theta=5e6, norm_eps=1e-6)
-    | dict(tie_embeddings=True),
-    "nanochat": LLAMA  # that of d32, without the later value embeddings and scaled residual
-    | dict(norm="rmsnorm_bare", mlp="relu2", qk_norm="head", embed_norm=True)
-    | dict(logit_softcap=15.0, norm_eps=1e-6),
-    "mixtral": GROUPED | dict(mlp="moe", rope_theta=1e6),
-    "gpt-oss": LLAMA  # 20B, with heads of n_embd / n_head; theirs are wider
-    | EXPERTS
-    | dict(mlp="moe_clamped", n_kv_head=shared(8), bias="all", attn_extra="sink")
-    | dict(window=lambda c: max(1, min(128, c["block_size"] // 2)), full_every=2)
-    | dict(rope_theta=1.5e5, rope_scaling="yarn_exact", rope_factor=32.0)
-    | dict(rope_original=lambda c: max(8, c["block_size"] // 32)),
-    "deepseek-v3": LLAMA  # no latent for queries, no dense layers
-    | EXPERTS
-    | dict(mixer="mla", shared_experts=1, moe_balance="bias", norm_eps=1e-6),
-    "qwen3-next": LLAMA  # as many heads of values as of keys
-    | EXPERTS
-    | dict(mixer=last_layers(*["gated_delta"] * 3, "attention"), n_kv_head=shared(8))
-    | dict(expand=lambda c: 2 if c["n_layer"] > 1 else 1, qk_norm="head", rope_fraction=0.25)
-    | dict(attn_extra="gate_element", rope_theta=1e7, norm_eps=1e-6)
-    | dict(shared_experts=1, shared_gate=True),
-    "mamba2": LLAMA
-    | dict(position="none", block="parallel", mlp="none", mixer="mamba2", expand=2)
-    | dict(state_size=128, tie_embeddings=True),
-    "transformer2017": GPT2 | dict(position="sinusoidal", block="post", mlp="relu"),  # decoder only
-    "balanced": GROUPED | dict(mlp="gelu"),
+    "llama2-70b": dict(LLAMA, n_kv_head=shared_by(8), ffn_dim_multiplier=1.3),
+    "llama3": dict(
+        GROUPED,
+        ffn_dim_multiplier=1.3,
+        rope_theta=5e5,
+        rope_scaling="llama3",
+        rope_factor=8.0,
+        rope_original=context_over(16),
+    ),
+    "mistral": dict(GROUPED, window=context_over(2), ffn_dim_multiplier=1.3),
+    "bloom": dict(GPT2, position="alibi", embed_norm=True),
+    "falcon": dict(  # 7B
+        GPT2,
+        position="rope",
+        block="parallel",
+        mlp="gelu_erf",
+        bias="norm",
+        n_kv_head=1,
+    ),
+    "gpt-neox": dict(
+        GPT2,
+        position="rope",
+        rope_fraction=0.25,
+        block="parallel2",
+        mlp="gelu_erf",
+        tie_embeddings=False,
+    ),
+    "olmo2": dict(LLAMA, block="output", qk_norm="full", rope_theta=5e5, norm_eps=1e-6),
+    "qwen3": dict(GROUPED, qk_norm="head", rope_theta=1e6, norm_eps=1e-6, tie_embeddings=True),
+    "smollm3": dict(
+        GROUPED,
+        ffn_dim_multiplier=2.0,
+        nope_every=4,
+        rope_theta=5e6,
+        norm_eps=1e-6,
+        tie_embeddings=True,
+    ),
+    "nanochat": dict(  # d32, without the later value embeddings and scaled residual
+        LLAMA,
+        norm="rmsnorm_bare",
+        mlp="relu2",
+        qk_norm="head",
+        embed_norm=True,
+        logit_softcap=15.0,
+        norm_eps=1e-6,
+    ),
+    "mixtral": dict(GROUPED, mlp="moe", rope_theta=1e6),
+    "gpt-oss": dict(  # 20B, with heads of width n_embd / n_head; its own are wider
+        EXPERTS,
+        mlp="moe_clamped",
+        n_kv_head=shared_by(8),
+        bias="all",
+        attn_extra="sink",
+        window=context_over(2, most=128),
+        full_every=2,
+        rope_theta=1.5e5,
+        rope_scaling="yarn_exact",
+        rope_factor=32.0,
+        rope_original=context_over(32, least=8),
+    ),
+    "deepseek-v3": dict(  # without latent queries and dense layers
+        EXPERTS,
+        mixer="mla",
+        shared_experts=1,
+        moe_balance="bias",
+        norm_eps=1e-6,
+    ),
+    "qwen3-next": dict(  # with as many heads of values as of keys
+        EXPERTS,
+        mixer=last_layers("gated_delta", "gated_delta", "gated_delta", "attention"),
+        n_kv_head=shared_by(8),
+        expand=lambda sizes: 2 if sizes["n_layer"] > 1 else 1,
+        qk_norm="head",
+        rope_fraction=0.25,
+        attn_extra="gate_element",
+        rope_theta=1e7,
+        norm_eps=1e-6,
+        shared_experts=1,
+        shared_gate=True,
+    ),
+    "mamba2": dict(
+        LLAMA,
+        position="none",
+        block="parallel",
+        mlp="none",
+        mixer="mamba2",
+        expand=2,
+        state_size=128,
+        tie_embeddings=True,
+    ),
+    "transformer2017": dict(GPT2, position="sinusoidal", block="post", mlp="relu"),  # decoder only
+    "balanced": dict(GROUPED, mlp="gelu"),
 }
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
+MODEL_KEYS = {"model", "arch", *keys(VariantConfig)}  # the keys that determine a model
 
-# ---------------------------------------------------------------- which part reads which key
+# ---------------------------------------------------------------- keys without effect
 
 
-def owners():
-    """{key: (slot, the words that read it)} of the keys without effect beside other words."""
-    readers = {}
+def readers():
+    """{key: (slot, [the words of the slot whose parts read the key])}. A key that is not here is
+    read by every model."""
+    found = {}
     for slot, words in SLOTS.items():
         for word, part in words.items():
             for key in getattr(part, "reads", ()):
-                readers.setdefault(key, (slot, []))[1].append(word)
-    return readers
+                found.setdefault(key, (slot, []))[1].append(word)
+    return found
 
 
-def idle(values):
-    """The keys among `values` that have no effect because the part they belong to is not there."""
+def without_effect(values):
+    """The keys among `values` that no part of this model reads."""
     values = dict(mixer=VariantConfig.mixer) | values
-    unread = [
-        key
-        for key, (slot, words) in owners().items()
-        if key in values and not {*values.get(slot, "").split(",")} & {*words}
-    ]
+    unread = []
+    for key, (slot, words) in readers().items():
+        chosen = values.get(slot, "").split(",")
+        if key in values and set(chosen).isdisjoint(words):
+            unread.append(key)
     mixers = [MIXER[word] for word in values["mixer"].split(",")]
-    if values.get("qk_norm", "none") != "none" or any(mixer.normed for mixer in mixers):
-        unread = [key for key in unread if key != "norm_eps"]  # these norms are RMSNorms
+    has_rmsnorm = values.get("qk_norm", "none") != "none" or any(mixer.normed for mixer in mixers)
+    if has_rmsnorm and "norm_eps" in unread:
+        unread.remove("norm_eps")  # RMSNorms within the mixers read it
     return unread
 
 
 # ---------------------------------------------------------------- from keys to a model
 
-# Keys of earlier versions that are words of attn_extra now: {key: {value: word}}.
-FORMER = {
-    "attn_gate": {"head": "gate_head", "element": "gate_element"},
-    "attn_sink": {True: "sink"},
-    "value_residual": {True: "value_residual"},
-    "value_embed": {True: "value_embed"},
-    "xsa": {True: "xsa"},
-}
 
-
-def translated(values):
-    """`values` with today's key for those that a checkpoint of an earlier version has."""
-    if "attn_extra" in values or not FORMER.keys() & values.keys():
-        return values
-    extras = [words[values[key]] for key, words in FORMER.items() if values.get(key) in words]
-    kept = {key: value for key, value in values.items() if key not in FORMER}
-    return kept | {"attn_extra": ",".join(extras) or "none"}
-
-
-def configure(values):
+def configure(values, as_variant=False):
     """The configuration of a model, from the keys that a user or a checkpoint gives.
 
-    values["model"] names the base, "gpt2" or "llama". If only sizes are given it is the readable
-    model's own GPTConfig or LlamaConfig. If a slot is given, or an `arch` that fills them all, it
-    is a VariantConfig with the base's parts in all other slots. Keys of other classes are ignored.
-    Raises UserError for values that do not go together.
+    values["model"] names the base, "gpt2" or "llama". If only sizes are given, it is the readable
+    model's own GPTConfig or LlamaConfig. If a part is given, or an `arch` that fills all slots, it
+    is a VariantConfig with the base's parts in the other slots. as_variant: it is a VariantConfig
+    in any case. Keys of other classes are ignored. Raises UserError for values that contradict each
+    other.
     """
-    values = translated(values)
     base = values.get("model", "gpt2")
-    arch, (config_class, _) = values.get("arch"), CORNERS[base]
-    defaults = {field.name: field.default for field in fields(VariantConfig)}
-    own = {field.name for field in fields(config_class)}
-    without_effect = idle(dict.fromkeys(owners()) | ARCH[base])
-    swaps = defaults.keys() - own - set(without_effect)
-    if not arch and not swaps & values.keys() and not isinstance(values.get("bias"), str):
+    arch = values.get("arch")
+    if arch is None and not as_variant and not changes_a_part(values, base):
+        config_class, _ = CORNERS[base]
         return build(config_class, values)
 
-    given = {key: value for key, value in values.items() if key in defaults}
-    filled, sizes = ARCH[arch or base] | given, defaults | values
+    defaults = {field.name: field.default for field in fields(VariantConfig)}
+    filled = dict(ARCH[arch or base])
+    for key in defaults:
+        if key in values:
+            filled[key] = values[key]
+    sizes = defaults | values
     for key, value in filled.items():
-        filled[key] = value(sizes) if callable(value) else value
+        if callable(value):
+            filled[key] = value(sizes)
     return build(VariantConfig, filled)
+
+
+def changes_a_part(values, base):
+    """Whether `values` have a key that the readable model `base` lacks and that has an effect with
+    the parts of `base`, or a slot itself."""
+    if isinstance(values.get("bias"), str):
+        return True
+    config_class, _ = CORNERS[base]
+    unread = without_effect(dict.fromkeys(readers()) | ARCH[base])
+    others = keys(VariantConfig).keys() - keys(config_class).keys() - set(unread)
+    return not others.isdisjoint(values)
 
 
 def make(config):
     """The model of a configuration that `configure` made, with fresh weights."""
-    classes = {GPTConfig: GPT, LlamaConfig: Llama, VariantConfig: Variant}
-    return classes[type(config)](config)
+    if isinstance(config, GPTConfig):
+        return GPT(config)
+    if isinstance(config, LlamaConfig):
+        return Llama(config)
+    return Variant(config)

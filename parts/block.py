@@ -1,5 +1,5 @@
-"""The slots `block`, where the norms stand and whether the two sublayers run one after the other,
-and `residual`, how a sublayer reads the residual stream and how its output is added.
+"""The slots `residual`, how a sublayer reads the residual stream and how its output is added, and
+`block`, where the norms stand and whether the two sublayers run one after the other.
 
 A block is two sublayers, the mixer and the MLP, and some norms, added to the residual stream x.
 Shapes: B batch, T tokens, C = n_embd, n = streams.
@@ -9,9 +9,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.mlp import MLP
-from parts.norm import NORM
-from parts.part import MIXER, Part, layer_mixers
+from parts.part import Part
 
 # ---------------------------------------------------------------- slot: residual
 
@@ -30,14 +28,14 @@ class Plain(Part):
         return x
 
     def read(self, x, number, where):
-        """(what the block's sublayer of this number reads (B, T, C), what `add` needs)."""
+        """(the input (B, T, C) of the sublayer `number` of the block, the stream for `add`)."""
         return x, x
 
-    def add(self, kept, *outputs):
-        """The stream after a sublayer, or several that read the same; outputs (B, T, C)."""
+    def add(self, x, *outputs):
+        """The stream after a sublayer, or after several that read the same; outputs (B, T, C)."""
         for y in outputs:
-            kept = kept + y
-        return kept
+            x = x + y
+        return x
 
     def gathered(self, x):
         """(B, T, C) of the residual stream above the last block."""
@@ -76,8 +74,10 @@ class Connection(Part):
 
     def __init__(self, config, k):
         super().__init__()
-        C, n = config.n_embd, config.streams
-        self.n, self.own = n, k % n
+        C = config.n_embd
+        n = config.streams
+        self.n = n
+        self.own = k % n
         self.mix = nn.Parameter(torch.empty(n * (n + 1)))  # of a and A, row i: a_i, A_i1 .. A_in
         self.write = nn.Parameter(torch.empty(n))  # of b
         self.by_token = nn.Parameter(torch.empty(n + 2, C))  # W, transposed
@@ -90,13 +90,13 @@ class Connection(Part):
         nn.init.constant_(self.strength, 0.01)
 
     def read(self, x):
-        """x (B, T, n, C) -> what F reads (B, T, C), and A x (B, T, n, C) with b (B, T, n, 1)."""
+        """x (B, T, n, C) -> the input of F (B, T, C), and A x (B, T, n, C) with b (B, T, n, 1)."""
         decided = torch.tanh(F.linear(F.rms_norm(x, x.shape[-1:]), self.by_token))
         mix, write = decided.split((self.n + 1, 1), -1)  # (B, T, n, n + 1), (B, T, n, 1)
         mix = self.mix.view(self.n, -1) + self.strength[0] * mix
         write = 1 + self.write[:, None] + self.strength[1] * write
 
-        # What differs from the plain stream is small, and may be rounded to 16 bits.
+        # The difference to the plain stream is small, and may be rounded to 16 bits.
         added = mix.mT @ x  # (B, T, n + 1, C)
         return x[..., self.own, :] + added[..., 0, :], (x + added[..., 1:, :], write)
 
@@ -112,7 +112,9 @@ class Hyper(Plain):
 
     def __init__(self, config, layer, reads_per_block):
         super().__init__(config, layer, reads_per_block)
-        self.n, self.width, first = config.streams, config.n_embd, layer * reads_per_block
+        self.n = config.streams
+        self.width = config.n_embd
+        first = layer * reads_per_block
         self.connections = nn.ModuleList(
             Connection(config, first + k) for k in range(reads_per_block)
         )
@@ -123,8 +125,8 @@ class Hyper(Plain):
     def read(self, x, number, where):
         return self.connections[number].read(x)
 
-    def add(self, kept, *outputs):
-        x, write = kept
+    def add(self, x, *outputs):
+        x, write = x
         for y in outputs:
             x = x + write * y[..., None, :]
         return x
@@ -133,43 +135,32 @@ class Hyper(Plain):
         return x.mean(-2)
 
     def flops(self, T):
-        """Per sublayer, what the token decides, and the n + 1 mixes."""
-        n, C = self.n, self.width
+        """Per sublayer, the product of the token with W, and the n + 1 mixes."""
+        n = self.n
+        C = self.width
         return len(self.connections) * (2 * n * C * (n + 2) + 2 * n * C * (n + 1))
 
-
-RESIDUAL = {"plain": Plain, "scaled": Scaled, "hyper": Hyper}
 
 # ---------------------------------------------------------------- slot: block
 
 
 class Block(Part):
-    """A word is a subclass: the norms it has, and `step`, how a sublayer is added with them."""
+    """Two sublayers, attn and mlp, with norms. A word writes out forward, as in model.py.
 
-    norms = ("norm1", "norm2")
+    make: makes the parts of this layer (variant.LayerParts). Stored weights are named `attn`
+    whatever the mixer is.
+    """
+
     reads_per_block = 2  # how often it reads the residual stream
     last_norm = True  # whether the model has a norm before the head
 
-    def __init__(self, config, layer):
+    def __init__(self, make):
         super().__init__()
-        norm = NORM[config.norm]
-        self.norm1 = norm(config.n_embd, config)
-        # The name `attn` is that of the stored weights, whatever the mixer.
-        self.attn = MIXER[layer_mixers(config)[layer]](config, layer)
-        if "norm2" in self.norms:
-            self.norm2 = norm(config.n_embd, config)
-        self.mlp = MLP[config.mlp](config)
-        for name in self.norms:
-            if not hasattr(self, name):
-                setattr(self, name, norm(config.n_embd, config))
-        self.residual = RESIDUAL[config.residual](config, layer, self.reads_per_block)
-
-    def forward(self, x, where, cache=None):
-        norms = [getattr(self, name) for name in self.norms]
-        h, kept = self.residual.read(x, 0, where)
-        x = self.step(kept, h, lambda h: self.attn(h, where, cache), *norms[0::2])
-        h, kept = self.residual.read(x, 1, where)
-        return self.step(kept, h, lambda h: self.mlp(h, where), *norms[1::2])
+        self.norm1 = make.norm()
+        self.attn = make.mixer()
+        self.norm2 = make.norm()
+        self.mlp = make.mlp()
+        self.residual = make.residual(self.reads_per_block)
 
 
 class Pre(Block):
@@ -177,8 +168,11 @@ class Pre(Block):
 
     paper = "GPT-2, Radford et al. 2019"
 
-    def step(self, kept, h, sublayer, norm):
-        return self.residual.add(kept, sublayer(norm(h)))
+    def forward(self, x, where, cache=None):
+        h, x = self.residual.read(x, 0, where)
+        x = self.residual.add(x, self.attn(self.norm1(h), where, cache))
+        h, x = self.residual.read(x, 1, where)
+        return self.residual.add(x, self.mlp(self.norm2(h), where))
 
 
 class Post(Block):
@@ -187,8 +181,11 @@ class Post(Block):
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     last_norm = False
 
-    def step(self, kept, h, sublayer, norm):
-        return norm(self.residual.add(kept, sublayer(h)))
+    def forward(self, x, where, cache=None):
+        h, x = self.residual.read(x, 0, where)
+        x = self.norm1(self.residual.add(x, self.attn(h, where, cache)))
+        h, x = self.residual.read(x, 1, where)
+        return self.norm2(self.residual.add(x, self.mlp(h, where)))
 
 
 class Output(Block):
@@ -196,31 +193,52 @@ class Output(Block):
 
     paper = "OLMo 2, arXiv:2501.00656"
 
-    def step(self, kept, h, sublayer, norm):
-        return self.residual.add(kept, norm(sublayer(h)))
+    def forward(self, x, where, cache=None):
+        h, x = self.residual.read(x, 0, where)
+        x = self.residual.add(x, self.norm1(self.attn(h, where, cache)))
+        h, x = self.residual.read(x, 1, where)
+        return self.residual.add(x, self.norm2(self.mlp(h, where)))
 
 
 class Sandwich(Block):
     """Norms before and after each sublayer (Peri-LN)."""
 
     paper = "Kim et al. 2025, arXiv:2502.02732"
-    norms = ("norm1", "norm2", "norm1_out", "norm2_out")
 
-    def step(self, kept, h, sublayer, norm, norm_out):
-        return self.residual.add(kept, norm_out(sublayer(norm(h))))
+    def __init__(self, make):
+        Part.__init__(self)
+        self.norm1 = make.norm()
+        self.attn = make.mixer()
+        self.norm2 = make.norm()
+        self.mlp = make.mlp()
+        self.norm1_out = make.norm()
+        self.norm2_out = make.norm()
+        self.residual = make.residual(self.reads_per_block)
+
+    def forward(self, x, where, cache=None):
+        h, x = self.residual.read(x, 0, where)
+        x = self.residual.add(x, self.norm1_out(self.attn(self.norm1(h), where, cache)))
+        h, x = self.residual.read(x, 1, where)
+        return self.residual.add(x, self.norm2_out(self.mlp(self.norm2(h), where)))
 
 
 class Parallel(Block):
     """Both sublayers read the same norm of x."""
 
     paper = "GPT-J; PaLM, arXiv:2204.02311; Falcon 7B"
-    norms = ("norm1",)
     reads_per_block = 1
 
+    def __init__(self, make):
+        Part.__init__(self)
+        self.norm1 = make.norm()
+        self.attn = make.mixer()
+        self.mlp = make.mlp()
+        self.residual = make.residual(self.reads_per_block)
+
     def forward(self, x, where, cache=None):
-        h, kept = self.residual.read(x, 0, where)
+        h, x = self.residual.read(x, 0, where)
         h = self.norm1(h)
-        return self.residual.add(kept, self.attn(h, where, cache), self.mlp(h, where))
+        return self.residual.add(x, self.attn(h, where, cache), self.mlp(h, where))
 
 
 class Parallel2(Block):
@@ -230,16 +248,6 @@ class Parallel2(Block):
     reads_per_block = 1
 
     def forward(self, x, where, cache=None):
-        h, kept = self.residual.read(x, 0, where)
+        h, x = self.residual.read(x, 0, where)
         y = self.attn(self.norm1(h), where, cache)
-        return self.residual.add(kept, y, self.mlp(self.norm2(h), where))
-
-
-BLOCK = {
-    "pre": Pre,
-    "post": Post,
-    "output": Output,
-    "sandwich": Sandwich,
-    "parallel": Parallel,
-    "parallel2": Parallel2,
-}
+        return self.residual.add(x, y, self.mlp(self.norm2(h), where))

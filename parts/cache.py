@@ -1,5 +1,5 @@
 """
-What a model remembers while sampling, so that each new token costs one token's work.
+The memory of a model while sampling, so that each new token costs one token's work.
 
     cache = KVCache()
     model(prompt, cache=cache); model(next_token, cache=cache); ...
@@ -17,7 +17,8 @@ def visible(qpos, kpos, window=0, group=0):
     qpos (B or 1, T), kpos (B or 1, S), below 0 where there is no token. A query sees itself and
     what came before: of that the last `window` tokens, or its own group of `group` tokens (0: all).
     """
-    qpos, kpos = qpos[:, None, :, None], kpos[:, None, None, :]
+    qpos = qpos[:, None, :, None]
+    kpos = kpos[:, None, None, :]
     seen = (kpos <= qpos) & (kpos >= 0)
     if window:
         seen = seen & (kpos > qpos - window)
@@ -42,10 +43,10 @@ def grown(old, new, used, room=None):
 
 
 class State:
-    """What one layer remembers. A mixer chooses the class; its forward pass calls `update`.
+    """The memory of one layer. A mixer chooses the class; its forward pass calls `update`.
 
-    `update` takes what the tokens last announced bring: a prompt, a chunk of one, or one token.
-    tensors() are those it holds, beside the last inputs of a short convolution.
+    `update` takes the tensors of the tokens last announced: a prompt, a chunk of one, or one token.
+    tensors() are the tensors it holds, beside the last inputs of a short convolution.
     """
 
     def __init__(self, cache):
@@ -63,7 +64,8 @@ class State:
         """x (B, T, channels) of the tokens last announced, after the `past` inputs before them,
         which are zeros before the first token: (B, past + T, channels)."""
         if self.inputs is None:
-            self.past, self.inputs = past, x.new_zeros(x.size(0), past, x.size(2))
+            self.past = past
+            self.inputs = x.new_zeros(x.size(0), past, x.size(2))
         longer = torch.cat((self.inputs, x), 1)
         kept = min(past + self.cache.spare, longer.size(1))
         self.inputs = longer[:, longer.size(1) - kept :].clone()
@@ -85,23 +87,26 @@ class State:
 
 
 class LayerCache(State):
-    """Keys and values of one layer, (B, n_kv_head, capacity, D); the capacity doubles when full."""
+    """Keys and values of one layer, (B, K, capacity, D) each; the capacity doubles when full."""
 
     def __init__(self, cache):
         super().__init__(cache)
-        self.k = self.v = self.kpos = None
+        self.k = None
+        self.v = None
+        self.kpos = None  # (B or 1, S) positions of the keys that `update` last returned
 
     def update(self, k, v):
-        """Append k and v (B, n_kv_head, T, D) of the tokens last announced.
+        """Append k and v (B, K, T, D) of the tokens last announced.
 
-        Returns the keys and values to attend to (B, n_kv_head, S, D) and their mask
+        Returns the keys and values to attend to (B, K, S, D) and their mask
         (B or 1, 1, T, S), None where plain causal attention is right; self.kpos (B or 1, S) are
         then the positions of these keys.
         """
         end = self.cache.length
         start = end - k.size(2)
         if self.k is None or self.k.size(2) < end:
-            self.k, self.v = grown(self.k, k, start), grown(self.v, v, start)
+            self.k = grown(self.k, k, start)
+            self.v = grown(self.v, v, start)
         self.k[:, :, start:end] = k
         self.v[:, :, start:end] = v
         self.kpos = self.cache.kpos
@@ -121,30 +126,36 @@ class Ring(LayerCache):
         self.places = None  # (B or 1, capacity) the position in each place, -1 where none is
 
     def update(self, k, v):
-        T, end = k.size(2), self.cache.length
+        T = k.size(2)
+        end = self.cache.length
         pos = self.cache.kpos[:, -T:]  # (B or 1, T)
         self.make_room(k, v, pos)
         places = torch.arange(end - T, end, device=k.device)  # (T)
         places = places[-self.k.size(2) :] % self.k.size(2)  # (T or capacity)
 
         if T > 1:  # earlier queries of a chunk still see keys that its later tokens push out
-            k_all, v_all = torch.cat((self.k, k), 2), torch.cat((self.v, v), 2)
+            k_all = torch.cat((self.k, k), 2)
+            v_all = torch.cat((self.v, v), 2)
             self.kpos = torch.cat((self.places, pos), 1)
         self.k[:, :, places] = k[:, :, -len(places) :]
         self.v[:, :, places] = v[:, :, -len(places) :]
         self.places[:, places] = pos[:, -len(places) :]
         if T == 1:
-            k_all, v_all, self.kpos = self.k, self.v, self.places
+            k_all = self.k
+            v_all = self.v
+            self.kpos = self.places
         return k_all, v_all, visible(self.cache.pos, self.kpos, self.window)
 
     def make_room(self, k, v, pos):
         """Grow to hold the tokens read so far, until it has all places it ever needs."""
-        full, needed = self.window + self.cache.spare, self.cache.length
+        full = self.window + self.cache.spare
+        needed = self.cache.length
         old = 0 if self.k is None else self.k.size(2)
         if old == full or old >= needed:
             return
         room = min(full, capacity(needed))
-        self.k, self.v = grown(self.k, k, old, room), grown(self.v, v, old, room)
+        self.k = grown(self.k, k, old, room)
+        self.v = grown(self.v, v, old, room)
         places = pos.new_full((pos.size(0), room), -1)
         if old:
             places[:, :old] = self.places
@@ -203,11 +214,16 @@ class KVCache:
     """
 
     def __init__(self, pad=None, spare=0):
-        self.pad, self.spare = pad, spare
+        self.pad = pad
+        self.spare = spare
         self.layers = []
-        self.length = self.peak = 0  # tokens read so far, padding included, and the most ever
-        self.pos = self.kpos = self.slots = None
-        self.plain, self.made = True, None  # whether no mask is needed, and the mask, once made
+        self.length = 0  # tokens read so far, padding included
+        self.peak = 0  # the largest length so far
+        self.slots = None  # (B or 1, capacity) positions of all tokens there is room for
+        self.pos = None  # (B or 1, T) positions of the tokens last announced
+        self.kpos = None  # (B or 1, S) positions of all tokens read so far
+        self.plain = True  # whether no mask is needed
+        self.made = None  # the mask, once made
 
     def __getitem__(self, i):
         """The state of layer i: keys and values, unless `layer` made another."""
@@ -221,16 +237,16 @@ class KVCache:
 
     def advance(self, idx):
         """Announce the tokens idx (B, T); returns their positions (B or 1, T)."""
-        start, self.length = self.length, self.length + idx.size(1)
+        start = self.length
+        self.length += idx.size(1)
         self.peak = max(self.peak, self.length)
         if self.slots is None or self.slots.size(1) < self.length:
             slots = torch.arange(capacity(self.length), device=idx.device)[None]  # (1, capacity)
             pad = None if self.pad is None else self.pad.to(idx.device)[:, None]
             self.slots = slots if pad is None else slots - pad  # (B or 1, capacity)
         self.kpos = self.slots[:, : self.length]  # (B or 1, S), below 0 is padding
-        self.pos = self.kpos[:, start:].clamp(
-            min=0
-        )  # padding has position 0; as a key it is masked
+        # Padding has position 0 as a query; as a key it is masked.
+        self.pos = self.kpos[:, start:].clamp(min=0)
 
         # A whole prompt is plainly causal, and a single token sees everything: no mask.
         self.plain = self.pad is None and (start == 0 or idx.size(1) == 1)

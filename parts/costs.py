@@ -7,8 +7,8 @@ configurations cost the same; and the catalogue, every word of every slot with i
     python -m parts.costs --diff=gpt2,llama      # the steps between two named architectures
     python -m parts.costs --table                # slots and words, the table in docs/parts.md
 
-Costs are sums over what the parts say of themselves. The parts are made without numbers, on torch's
-meta device, so that parameters are counted there and no formula says the same a second time.
+Costs are sums over the parts' own flops(T), held(T) and unused(). The parts are made without
+numbers, on torch's meta device, where their parameters are counted.
 c is any object with the fields of VariantConfig. C = n_embd, V = vocab_size, T tokens of context,
 B sequences.
 """
@@ -24,12 +24,10 @@ from torch.overrides import TorchFunctionMode
 
 from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
-from parts.architectures import ARCH, CORNERS, configure, owners
-from parts.attention import EXTRA
-from parts.mlp import MLP
-from parts.part import MIXER, Linear
-from parts.position import POSITION
-from parts.variant import SLOTS, Variant, VariantConfig
+from parts.architectures import ARCH, CORNERS, configure, readers
+from parts.part import Linear
+from parts.slots import MIXER, MLP, POSITION, SLOTS
+from parts.variant import Variant, VariantConfig
 
 WIDTH = 100  # columns of the catalogue
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout")
@@ -72,8 +70,8 @@ def mlp_width(c):
 
 
 def parameter_table(c):
-    """{part: parameters}, exact. `attention` is the mixer, of any kind. `norms` has all else that a
-    block has, also what is learned in the slot residual."""
+    """{part: parameters}, exact. `attention` is the mixer, of any kind. `norms` has all other
+    parameters of a block, also those of the slot residual."""
     model = without_numbers(c)
     mixers = count(*(block.attn for block in model.blocks))
     mlps = count(*(block.mlp for block in model.blocks))
@@ -92,7 +90,7 @@ def parameters(c):
 
 
 def active_parameters(c):
-    """Without the parameters that one token does not use, those of experts that are not chosen."""
+    """The parameters that one token uses: without the experts that are not chosen."""
     return parameters(c) - sum(block.mlp.unused() for block in without_numbers(c).blocks)
 
 
@@ -103,7 +101,9 @@ def flops_per_token(c, T):
     matrices = [module.weight for module in model.modules() if isinstance(module, Linear)]
     flops = 2 * sum(matrix.numel() for matrix in matrices)
     for block in model.blocks:
-        flops += sum(part.flops(T) for part in (block.attn, block.mlp, block.residual))
+        flops += block.attn.flops(T) + block.mlp.flops(T) + block.residual.flops(T)
+        if "scores" in block.attn.acted_on:
+            flops += model.wpe.flops(T)
     return flops
 
 
@@ -123,11 +123,11 @@ def kv_bytes_per_token(c, bytes=4):
 
 
 def match(c, base, what="params"):
-    """(mlp_width, residual in percent): the width of the MLP at which c costs what base does.
+    """(mlp_width, residual in percent): the width of the MLP at which c costs as much as base.
 
-    what: "params", those that a token uses, or "flops" of a full context; "none": the width as it
-    is, and the difference in parameters. The width is a multiple of 8, or of 1 where 8 is too
-    coarse for 0.5 %. ValueError where no sensible width does it.
+    what: "params", the parameters that a token uses; "flops", of a full context; or "none": the
+    width as it is, and the difference in parameters. The width is a multiple of 8, or of 1 where 8
+    is too coarse for 0.5 %. Raises ValueError where no sensible width does it.
     """
 
     def cost(c):
@@ -157,17 +157,9 @@ def match(c, base, what="params"):
 
 # ---------------------------------------------------------------- the catalogue
 
-# The papers of words that are no class of their own.
+# The papers of words that have no class.
 PAPERS = {
-    "rope_scaling": {
-        "linear": "Chen et al. 2023, arXiv:2306.15595",
-        "ntk": 'bloc97 2023, "NTK-aware scaled RoPE"; YaRN section 3.1',
-        "yarn": "Peng et al. 2023, arXiv:2309.00071",
-        "yarn_exact": "gpt-oss, arXiv:2508.10925",
-        "llama3": "LLaMA 3.1, arXiv:2407.21783",
-    },
     "qk_norm": {"head": "Qwen 3, arXiv:2505.09388", "full": "OLMo 2, arXiv:2501.00656"},
-    "attn_extra": EXTRA,
     "moe_balance": {"loss": "Switch, arXiv:2101.03961", "bias": "DeepSeek, arXiv:2408.15664"},
 }
 
@@ -191,7 +183,7 @@ def choices():
 
 
 def paper(key, word):
-    """Where the value `word` of a key comes from; "" where nobody needs to be named."""
+    """The paper of the value `word` of a key, or "" where there is none."""
     part = SLOTS.get(key, {}).get(word)
     return getattr(part, "paper", "") or PAPERS.get(key, {}).get(word, "")
 
@@ -212,13 +204,13 @@ def row(word, c, base, note):
 
 
 def needed(key, word, base):
-    """The change to the base that a word needs: position=none for a mixer that has no place for
-    that of the base, block=parallel for mlp=none, position=rope for rope_scaling."""
+    """The change to the base that a word needs: position=none for a mixer that has no place for the
+    position of the base, block=parallel for mlp=none, position=rope for rope_scaling."""
     if (key, word) == ("mlp", "none"):
         return {"block": "parallel"}
     if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
         return {"position": "none"}
-    slot, words = owners().get(key, (None, ()))
+    slot, words = readers().get(key, (None, ()))
     if slot is None or set(getattr(base, slot).split(",")) & set(words):
         return {}
     return {slot: words[0]}
@@ -252,13 +244,13 @@ def catalogue(values):
 
 def changes(a, b):
     """[(key, value in a, value in b)] where two configurations differ."""
-    a, b = asdict(a), asdict(b)
-    return [(key, a[key], b[key]) for key in a if a[key] != b[key]]
+    b = asdict(b)
+    return [(key, old, b[key]) for key, old in asdict(a).items() if old != b[key]]
 
 
 def difference(values, pair):
-    """Print the changes that lead from one architecture to the other, and what each adds to those
-    above it."""
+    """Print the changes that lead from one architecture to the other, and the costs that each adds
+    to the changes above it."""
     a, b = (configure(values | {"arch": word}) for word in pair)
     line = "{:<20}{:>15} -> {:<15}{:>16}{:>16}{:>14}".format
     print(line("slot", *pair, "parameters", "FLOP / token", "KV B / token"))
@@ -274,24 +266,25 @@ def difference(values, pair):
 
 
 def table():
-    """The slots and their words as a Markdown table; the other keys stand at what reads them."""
-    readers = owners()
+    """The slots and their words as a Markdown table; each other key stands at the slot that reads
+    it."""
+    read_by = readers()
     lines = ["| slot | words | further keys |", "|---|---|---|"]
     for slot, words in SLOTS.items():
-        own = [f"`{key}`" for key in readers if readers[key][0] == slot and key not in SLOTS]
+        own = [f"`{key}`" for key in read_by if read_by[key][0] == slot and key not in SLOTS]
         lines.append(f"| `{slot}` | `{' '.join(words)}` | {', '.join(own)} |")
-    rest = [f"`{key}`" for key in keys(VariantConfig) if key not in {*SIZES, *SLOTS, *readers}]
+    rest = [f"`{key}`" for key in keys(VariantConfig) if key not in {*SIZES, *SLOTS, *read_by}]
     lines.append(f"| other keys | {', '.join(rest)} | |")
     lines.append(f"| `arch` | `{' '.join(ARCH)}` | |")
     return "\n".join(lines)
 
 
 def main(argv):
-    given, words = load(argv, [CatalogueConfig], __doc__)
-    config = asdict(build(CatalogueConfig, given))
+    given = load(argv, [CatalogueConfig], __doc__)
+    config = asdict(build(CatalogueConfig, given.values))
     diff = config.pop("diff")
-    if words:
-        raise UserError(f"cannot use {words[0]}", "command line", "write --key=value")
+    if given.words:
+        raise UserError(f"cannot use {given.words[0]}", "command line", "write --key=value")
     if config.pop("table"):
         print(table())
     elif diff is None:

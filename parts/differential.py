@@ -1,6 +1,7 @@
 """The word `differential` of the slot `mixer`.
 
-Shapes: B batch, T tokens, H = n_head, K = n_kv_head, D = head_dim or C / H, S keys.
+Shapes: B batch, T tokens, H heads of queries, K heads of keys and values, D the width of a head,
+S keys.
 """
 
 import math
@@ -11,9 +12,8 @@ import torch.nn as nn
 
 from parts.attention import Attention
 from parts.norm import RMSNorm
-from parts.part import MIXER, refuse
 
-WITHOUT = dict(conv=None, nope_every=0, attn_extra="none")  # what Attention could do besides
+WITHOUT = dict(conv=None, nope_every=0, attn_extra="none")  # keys of Attention it does not read
 
 
 class Differential(Attention):
@@ -28,26 +28,23 @@ class Differential(Attention):
     paper = "Ye et al. 2024, arXiv:2410.05258"
     normed = True
     reads = tuple(key for key in Attention.reads if key not in WITHOUT)
-    vectors = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
-
-    @classmethod
-    def check(cls, config):
-        refuse(
-            config.n_head % 2 or config.n_kv_head % 2,
-            f"mixer=differential pairs the heads, and n_head={config.n_head} or "
-            f"n_kv_head={config.n_kv_head} is odd: make both even",
-        )
+    paired = True
 
     def __init__(self, config, layer):
         super().__init__(SimpleNamespace(**vars(config) | WITHOUT), layer)
         self.start = 0.8 - 0.6 * math.exp(-0.3 * layer)
-        for name in self.vectors:
-            setattr(self, name, nn.Parameter(torch.empty(self.head_dim)))
+        self.lambda_q1 = nn.Parameter(torch.empty(self.head_dim))
+        self.lambda_k1 = nn.Parameter(torch.empty(self.head_dim))
+        self.lambda_q2 = nn.Parameter(torch.empty(self.head_dim))
+        self.lambda_k2 = nn.Parameter(torch.empty(self.head_dim))
         self.pair_norm = RMSNorm(2 * self.head_dim, config)
 
     def reset(self):
-        for name in self.vectors:
-            nn.init.normal_(getattr(self, name), 0.0, 0.1)
+        for vector in self.vectors():
+            nn.init.normal_(vector, 0.0, 0.1)
+
+    def vectors(self):
+        return self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2
 
     def attend(self, q, k, v, qpos, kpos, mask, bias):
         """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D), two heads per pair."""
@@ -57,16 +54,10 @@ class Differential(Attention):
             halves.append(super().attend(q, k, both, qpos, kpos, mask, bias))
         first, second = torch.cat(halves, -1).chunk(2, dim=1)  # (B, H/2, T, 2D)
 
-        q1, k1, q2, k2 = (getattr(self, name) for name in self.vectors)
+        q1, k1, q2, k2 = self.vectors()
         strength = (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.start
         y = (1 - self.start) * self.pair_norm(first - strength * second)
         return y.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
 
-    def flexible(self, q, scheme):
-        return False
-
     def flops(self, T):  # attention runs twice, once for each half of the values
         return super().flops(T) + 4 * T * self.n_head * self.head_dim
-
-
-MIXER["differential"] = Differential

@@ -7,7 +7,6 @@ tokens.
 import torch
 from torch.nn import functional as F
 
-from parts.part import MIXER
 from parts.recurrence import (
     StateMixer,
     chunk_size,
@@ -31,17 +30,20 @@ class GatedDelta(StateMixer):
     paper = "Yang et al. 2024, arXiv:2412.06464"
 
     def __init__(self, config, layer):
-        C, H = config.n_embd, config.n_head
-        N, P = config.state_size or max(1, C // H // 2), config.expand * C // H
-        shape = H, N, P  # the transpose of S
-        super().__init__(config, shape, H * N, P, conv_bias=False, heads=("wa", "wb"))
+        C = config.n_embd
+        H = config.n_head
+        N = config.state_size or max(1, C // H // 2)
+        P = config.expand * C // H
+        shape = (H, N, P)  # the transpose of S
+        super().__init__(config, shape, keys=H * N, norm_width=P, conv_bias=False, writes=True)
 
     def forward(self, x, where, cache=None):
         H, N, P = self.shape
         q, k, v = self.convolved(x, cache)
         q, k = (unit(precise(a).unflatten(-1, (H, N))) for a in (q, k))  # (B, T, H, N)
         v = v.unflatten(-1, (H, P))  # (B, T, H, P)
-        beta, (_, log_alpha) = self.wb(x).sigmoid(), self.decay(self.wa(x))  # (B, T, H)
+        beta = self.wb(x).sigmoid()  # (B, T, H)
+        _, log_alpha = self.decay(self.wa(x))  # (B, T, H)
         if cache is not None:
             beta = cache.without_padding(beta)  # where it is 0 nothing is written
 
@@ -52,7 +54,9 @@ class GatedDelta(StateMixer):
     @staticmethod
     def step(S, q, k, v, log_alpha, beta):
         """q, k (B, H, N), v (B, H, P), log_alpha, beta (B, H), S (B, H, N, P)."""
-        q, k, v = q[..., None, :] * q.size(-1) ** -0.5, k[..., None, :], v[..., None, :]
+        q = q[..., None, :] * q.size(-1) ** -0.5  # (B, H, 1, N)
+        k = k[..., None, :]  # (B, H, 1, N)
+        v = v[..., None, :]  # (B, H, 1, P)
         S = log_alpha.exp()[..., None, None] * S
         held = k @ S  # (B, H, 1, P), what the state holds under k
         S = S + k.mT @ (beta[..., None, None] * (v - held))
@@ -67,7 +71,9 @@ class GatedDelta(StateMixer):
         from_start k S), where A_ij = beta_i k_i · k_j left_ij for j < i. All chunks are solved at
         once, for beta v and for beta from_start k. Then only S goes from chunk to chunk.
         """
-        T, N, P = q.size(1), q.size(-1), v.size(-1)
+        T = q.size(1)
+        N = q.size(-1)
+        P = v.size(-1)
         inputs = (in_chunks(x).transpose(2, 3) for x in (q * N**-0.5, k, v, log_alpha, beta))
         q, k, v, log_alpha, beta = (x.contiguous() for x in inputs)  # (n, B, H, c) and N, N or P
         log_decay = log_alpha.cumsum(-1)
@@ -82,12 +88,16 @@ class GatedDelta(StateMixer):
         W_v, W_k = solved.split((P, N), dim=-1)  # W = W_v - W_k S
 
         reads = (q @ k.mT) * left  # (n, B, H, c, c), what token i reads of what token j writes
-        chunks = W_v, W_k, reads, from_start * q, to_end * k, from_start[..., -1:, :]
+        q_old = from_start * q
+        k_end = to_end * k
+        alpha = from_start[..., -1:, :]  # the decay of a whole chunk
         outputs = []
-        for W_v, W_k, reads, q_old, k_end, alpha in zip(*chunks, strict=True):
-            W = W_v - W_k @ S  # (B, H, c, P)
-            outputs.append(q_old @ S + reads @ W)
-            S = alpha * S + k_end.mT @ W
+        for w_v, w_k, read, q_n, k_n, alpha_n in zip(
+            W_v, W_k, reads, q_old, k_end, alpha, strict=True
+        ):
+            W = w_v - w_k @ S  # (B, H, c, P)
+            outputs.append(q_n @ S + read @ W)
+            S = alpha_n * S + k_n.mT @ W
         return out_of_chunks(torch.stack(outputs).transpose(2, 3), T), S
 
     def flops(self, T):
@@ -101,6 +111,3 @@ class GatedDelta(StateMixer):
 def unit(x, eps=1e-6):
     """x of length 1 over its last axis."""
     return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
-
-
-MIXER["gated_delta"] = GatedDelta

@@ -8,7 +8,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.part import MIXER
 from parts.recurrence import (
     StateMixer,
     chunk_size,
@@ -30,10 +29,12 @@ class Mamba2(StateMixer):
     paper = "Dao & Gu 2024, arXiv:2405.21060"
 
     def __init__(self, config, layer):
-        C, H = config.n_embd, config.n_head
-        N, P = config.state_size or max(1, C // 2), config.expand * C // H
-        shape = N, H, P  # the transposes of S
-        super().__init__(config, shape, N, H * P, conv_bias=True)
+        C = config.n_embd
+        H = config.n_head
+        N = config.state_size or max(1, C // 2)
+        P = config.expand * C // H
+        shape = (N, H, P)  # the transposes of S
+        super().__init__(config, shape, keys=N, norm_width=H * P, conv_bias=True)
         self.skip = nn.Parameter(torch.empty(H))
 
     def reset(self):
@@ -65,7 +66,8 @@ class Mamba2(StateMixer):
         Within a chunk this is attention without a softmax, times the decay between key and query;
         what earlier chunks wrote is read from S. Only S goes from chunk to chunk.
         """
-        T, (H, P) = q.size(1), v.shape[2:]
+        T = q.size(1)
+        H, P = v.shape[2:]
         q, k, v = (in_chunks(x).contiguous() for x in (q, k, v))  # (n, B, c) and N, N or H, P
         log_decay = in_chunks(log_alpha).cumsum(2)  # (n, B, c, H)
         from_start = log_decay.exp()[..., None]  # (n, B, c, H, 1), the decay since the chunk began
@@ -88,6 +90,3 @@ class Mamba2(StateMixer):
         N, H, P = self.shape
         c, filled = chunk_size(T)
         return self.conv.flops(T) + filled * (2 * c * N + 2 * c * H * P + 4 * N * H * P)
-
-
-MIXER["mamba2"] = Mamba2

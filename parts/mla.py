@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from parts.cache import LayerCache
 from parts.norm import RMSNorm
-from parts.part import MIXER, Linear, Mixer, head_width, linear, refuse, weight_dropout
+from parts.part import Linear, Mixer, head_width, linear, refuse, weight_dropout
 
 
 class LatentAttention(Mixer):
@@ -38,8 +38,12 @@ class LatentAttention(Mixer):
 
     def __init__(self, config, layer):
         super().__init__()
-        C, H, D = config.n_embd, config.n_head, head_width(config)
-        self.config, self.n_head, self.width = config, H, D
+        C = config.n_embd
+        H = config.n_head
+        D = head_width(config)
+        self.config = config
+        self.n_head = H
+        self.width = D
         self.rank = config.latent_rank or max(1, C // 4)
         self.turned = config.rope_head_dim or 2 * max(1, D // 4)
         self.wq = linear(C, H * (D + self.turned), config)
@@ -52,7 +56,8 @@ class LatentAttention(Mixer):
 
     def forward(self, x, where, cache=None):
         B, T, _ = x.size()
-        q, past, mask = *self.compressed(x, where), None  # past (B, 1, T, L + R)
+        q, past = self.compressed(x, where)  # past (B, 1, T, L + R)
+        mask = None
         if cache is not None:
             past, _, mask = cache.update(past, past[..., :0])  # (B, 1, S, L + R)
 
@@ -103,6 +108,3 @@ class LatentAttention(Mixer):
 
     def flops(self, T):
         return 4 * T * self.n_head * (self.width + self.turned)
-
-
-MIXER["mla"] = LatentAttention

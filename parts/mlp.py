@@ -1,4 +1,5 @@
-"""The slot `mlp`: two linear maps with an activation between them, or three with a gate."""
+"""The slot `mlp`: two linear maps with an activation between them, or three with a gate. slots.py
+lists the words; mixtures of experts stand in moe.py."""
 
 import math
 
@@ -6,15 +7,17 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from model import gelu
 from parts.part import Part, linear
+
+
+def relu2(x):
+    return F.relu(x).square()
 
 
 class PlainMLP(Part):
     """down(act(up(x))), mlp_width or 4C wide."""
 
     act = None  # the activation
-    inner = ("up",)  # the maps from C to the width inside
 
     @classmethod
     def of(cls, paper, act):
@@ -27,10 +30,9 @@ class PlainMLP(Part):
 
     def __init__(self, config):
         super().__init__()
-        self.width = self.width_of(config)
-        for name in self.inner:
-            setattr(self, name, linear(config.n_embd, self.width, config))
-        self.down = linear(self.width, config.n_embd, config, residual=True)
+        width = self.width_of(config)
+        self.up = linear(config.n_embd, width, config)
+        self.down = linear(width, config.n_embd, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, where=None):
@@ -43,7 +45,6 @@ class GatedMLP(PlainMLP):
     so that three matrices cost what two did."""
 
     reads = ("multiple_of", "ffn_dim_multiplier")
-    inner = ("gate", "up")
 
     @classmethod
     def width_of(cls, config):
@@ -52,9 +53,24 @@ class GatedMLP(PlainMLP):
         width = int((config.ffn_dim_multiplier or 1) * int(2 * 4 * config.n_embd / 3))
         return config.multiple_of * math.ceil(width / config.multiple_of)
 
+    def __init__(self, config):
+        Part.__init__(self)
+        width = self.width_of(config)
+        self.gate = linear(config.n_embd, width, config)
+        self.up = linear(config.n_embd, width, config)
+        self.down = linear(width, config.n_embd, config, residual=True)
+        self.dropout = nn.Dropout(config.dropout)
+
     def forward(self, x, where=None):
         x = self.act(self.gate(x)) * self.up(x)  # (B, T, width)
         return self.dropout(self.down(x))
+
+
+class SwiGLU(GatedMLP):
+    """down(silu(gate(x)) * up(x)), as in LLaMA."""
+
+    paper = "Shazeer 2020, arXiv:2002.05202"
+    act = staticmethod(F.silu)
 
 
 class NoMLP(Part):
@@ -71,20 +87,3 @@ class NoMLP(Part):
 
     def forward(self, x, where=None):
         return torch.zeros_like(x)
-
-
-HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
-SHAZEER = "Shazeer 2020, arXiv:2002.05202"
-MLP = {
-    "relu": PlainMLP.of("Vaswani et al. 2017, arXiv:1706.03762", F.relu),
-    "gelu": PlainMLP.of(HENDRYCKS, gelu),  # GPT-2's tanh form
-    "gelu_erf": PlainMLP.of(HENDRYCKS, F.gelu),  # exact, as in Falcon and GPT-NeoX
-    "silu": PlainMLP.of("Elfwing et al. 2017, arXiv:1702.03118", F.silu),  # also called Swish
-    "relu2": PlainMLP.of("So et al. 2021, arXiv:2109.08668", lambda x: F.relu(x).square()),
-    "glu": GatedMLP.of("Dauphin et al. 2016, arXiv:1612.08083", F.sigmoid),
-    "bilinear": GatedMLP.of(SHAZEER, lambda x: x),
-    "reglu": GatedMLP.of(SHAZEER, F.relu),
-    "geglu": GatedMLP.of(SHAZEER, gelu),
-    "swiglu": GatedMLP.of(SHAZEER, F.silu),
-    "none": NoMLP,
-}

@@ -12,12 +12,13 @@ import torch.nn as nn
 from torch._compile import _disable_dynamo
 from torch.nn import functional as F
 
-from parts.mlp import MLP, GatedMLP
+from parts.mlp import GatedMLP, SwiGLU
 from parts.part import STD, Linear, Part, refuse
 
 LOSS_SHARE = 0.01  # of each layer's balance loss in the training loss (Switch, arXiv:2101.03961)
 BIAS_STEP = 0.001  # by which a balance bias moves per optimizer step (arXiv:2408.15664)
-SLOPE, LIMIT = 1.702, 7.0  # of the experts of gpt-oss
+SLOPE = 1.702  # of the gate in the experts of gpt-oss
+LIMIT = 7.0  # of gate and up there
 
 
 class Routing(NamedTuple):
@@ -28,7 +29,7 @@ class Routing(NamedTuple):
 
 
 class Routings:  # not a plain list, because fsdp gives each block copies of the lists it reads
-    """Those of all layers in one forward pass."""
+    """The routings of all layers in one forward pass."""
 
     def __init__(self):
         self.of_layers = []  # bottom first; a second forward pass of a block is not read
@@ -38,9 +39,9 @@ class MoE(Part):
     """Σ g_i E_i(x) over the k experts with the largest scores, + E_s(x), a shared expert.
 
     Each expert is a SwiGLU MLP; bias=all gives it and the router biases. There is no capacity
-    limit, so that what a token gets depends on that token alone, but for the last bits: an expert's
-    product may round otherwise with another number of tokens. shared_gate: E_s is multiplied by
-    σ(x w), one number per token (Qwen2-MoE, arXiv:2407.10671).
+    limit: the output of a token depends on that token alone, but for the last bits, since an
+    expert's product may round otherwise with another number of tokens. shared_gate: E_s is
+    multiplied by σ(x w), one number per token (Qwen2-MoE, arXiv:2407.10671).
 
     moe_balance=loss: g is the softmax over the k scores (Mixtral), and a loss that grows with
     uneven loads is added while training. moe_balance=bias: g are the sigmoids of the scores,
@@ -50,13 +51,20 @@ class MoE(Part):
     """
 
     paper = "Mixtral, arXiv:2401.04088"
-    reads = ("multiple_of", "ffn_dim_multiplier")
-    reads += ("n_experts", "top_k", "shared_experts", "shared_gate", "moe_balance")
+    reads = (
+        "multiple_of",
+        "ffn_dim_multiplier",
+        "n_experts",
+        "top_k",
+        "shared_experts",
+        "shared_gate",
+        "moe_balance",
+    )
     muon = ("gate", "up", "down")
 
     @classmethod
     def width_of(cls, config):
-        """The width of one expert: mlp_width, or that of a dense MLP divided by the number of
+        """The width of one expert: mlp_width, or the width of a dense MLP divided by the number of
         experts that a token uses, so that a token costs about the same."""
         used = config.top_k + config.shared_experts
         width = GatedMLP.width_of(config)
@@ -64,16 +72,22 @@ class MoE(Part):
 
     @classmethod
     def check(cls, config):
-        E, k = config.n_experts, config.top_k
+        E = config.n_experts
+        k = config.top_k
         refuse(k > E, f"top_k={k} is above n_experts={E}")
         refuse(k == 1 < E, "with top_k=1 a router learns nothing: choose top_k=2 or more")
-        refuse(config.low_rank, f"low_rank={config.low_rank} means nothing to mlp={config.mlp}")
+        refuse(config.low_rank, f"low_rank has no effect with mlp={config.mlp}: remove it")
 
     def __init__(self, config):
         super().__init__()
-        C, E, width = config.n_embd, config.n_experts, self.width_of(config)
-        self.width, self.top_k, self.balance = width, config.top_k, config.moe_balance
-        self.n_experts, self.n_embd = E, C
+        C = config.n_embd
+        E = config.n_experts
+        width = self.width_of(config)
+        self.n_embd = C
+        self.n_experts = E
+        self.width = width
+        self.top_k = config.top_k
+        self.balance = config.moe_balance
         self.adds_loss = self.balance == "loss" and E > 1
         self.down_std = STD / math.sqrt(2 * config.n_layer)
         self.gate = nn.Parameter(torch.empty(E, width, C))
@@ -84,11 +98,13 @@ class MoE(Part):
         self.up_bias = nn.Parameter(torch.empty(E, width)) if biased else None
         self.down_bias = nn.Parameter(torch.empty(E, C)) if biased else None
         self.router = Linear(C, E, bias=biased) if E > 1 else None
-        self.shared = self.shared_gate = None
+        self.shared = None
+        self.shared_gate = None
         if config.shared_experts:
             dense = copy.copy(config)
-            dense.mlp_width, dense.dropout = config.shared_experts * width, 0.0
-            self.shared = MLP["swiglu"](dense)
+            dense.mlp_width = config.shared_experts * width
+            dense.dropout = 0.0
+            self.shared = SwiGLU(dense)
         if config.shared_gate:
             self.shared_gate = Linear(C, 1, bias=False)
         self.dropout = nn.Dropout(config.dropout)
@@ -183,7 +199,8 @@ class ClampedMoE(MoE):
 
     @staticmethod
     def act(gate, up):
-        gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+        gate = gate.clamp(max=LIMIT)
+        up = up.clamp(-LIMIT, LIMIT)
         return (up + 1) * gate * torch.sigmoid(SLOPE * gate)
 
 
@@ -193,7 +210,8 @@ def grouped(rows, matrices, counts):
     kind = rows.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-        rows, matrices = rows.to(dtype), matrices.to(dtype)
+        rows = rows.to(dtype)
+        matrices = matrices.to(dtype)
     if rows.is_cuda and rows.dtype == torch.bfloat16:
         return in_one_kernel(rows, matrices, counts)
     return expert_by_expert(rows, matrices, counts)
@@ -203,7 +221,8 @@ def in_one_kernel(rows, matrices, counts):
     """`grouped` in torch's kernel, which wants widths that are multiples of 8."""
     out, width = matrices.shape[1:]
     if out % 8 or width % 8:
-        rows, matrices = F.pad(rows, (0, -width % 8)), F.pad(matrices, (0, -width % 8, 0, -out % 8))
+        rows = F.pad(rows, (0, -width % 8))
+        matrices = F.pad(matrices, (0, -width % 8, 0, -out % 8))
     return F.grouped_mm(rows, matrices.mT, offs=counts.cumsum(0).int())[:, :out]
 
 
@@ -250,7 +269,9 @@ def statistics(model):
     layers = [layer for layer in layers_of(model) if layer.last is not None]
     if not layers:
         return {}
-    added, entropies, loads = 0.0, [], []
+    added = 0.0
+    entropies = []
+    loads = []
     for layer in layers:
         *counts, entropy, loss = layer.last.tolist()
         tokens = sum(counts) / layer.top_k
@@ -259,6 +280,3 @@ def statistics(model):
         if layer.adds_loss:
             added += LOSS_SHARE * loss / tokens
     return {"balance_loss": added, "router_entropy": entropies, "expert_load": loads}
-
-
-MLP |= {"moe": MoE, "moe_clamped": ClampedMoE}

@@ -1,6 +1,6 @@
 """The slot `norm`: classes that are made with the width of what they normalise and a configuration.
 
-LayerNorm and RMSNorm are those of model.py and model_llama.py, with what a part says of itself.
+LayerNorm and RMSNorm are the classes of model.py and model_llama.py, with the interface of a part.
 """
 
 import torch
@@ -104,13 +104,3 @@ class NoNorm(Norm):
 
     def forward(self, x):
         return x
-
-
-NORM = {
-    "layernorm": LayerNorm,
-    "rmsnorm": RMSNorm,
-    "rmsnorm_bare": BareRMSNorm,
-    "batchnorm": BatchNorm,
-    "dyt": DyT,
-    "none": NoNorm,
-}

@@ -1,4 +1,4 @@
-"""What every part says of itself, and the linear maps that parts are made of.
+"""The interface every part implements, and the linear maps that parts are made of.
 
 Shapes: B batch, T tokens, C = n_embd. Costs are counted per token, in numbers (not bytes).
 """
@@ -13,33 +13,44 @@ STD = 0.02  # of every matrix at the start, as in model.py
 
 
 class Part(nn.Module):
-    """The answers of a part that has nothing special; a part overrides what differs. One with
-    parameters of its own sets them in reset(); its linear maps set theirs."""
+    """The interface every part implements. A part overrides what differs from these defaults:
 
-    paper = ""  # where it comes from
-    reads = ()  # keys of the configuration that mean nothing without this part
-    muon = ()  # names of the parameters of its own that Muon may take, beside its linear maps
+    - paper: its source
+    - reads: the keys of the configuration that have no effect without this part
+    - muon: the names of its own parameters that Muon may take, beside its linear maps
+    - check(config): refuses a configuration that it cannot be made with
+    - reset(): gives its own parameters their initial values; its linear maps set theirs
+    - flops(T), unused(): its costs beside its linear maps
+
+    What the parts of one slot must have beside this stands in the first class of their file: Norm,
+    Position, Block, Plain (the slot residual), PlainMLP, Extra, and Mixer below.
+    """
+
+    paper = ""
+    reads = ()
+    muon = ()
 
     @classmethod
     def check(cls, config):
-        """Raise ValueError if it cannot be made with this VariantConfig; of mixers and MLPs."""
+        """Raise ValueError if it cannot be made with this VariantConfig. Called for mixers and
+        MLPs."""
 
     def flops(self, T):
         """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""
         return 0
 
     def unused(self):
-        """Parameters that one token does not use."""
+        """The number of parameters that one token does not use."""
         return 0
 
 
 class Mixer(Part):
-    """How information moves from one token to later ones: made with a configuration and the number
-    of its layer.
+    """Moves information from one token to later ones. Made with a configuration and the number of
+    its layer.
 
     forward(x, where, cache=None): x (B, T, C) -> (B, T, C). where: a position.Where. cache: this
-    layer's state of what was read before, or None. held(T): numbers that the state holds after T
-    tokens of one sequence.
+    layer's state of what was read before, or None.
+    held(T): the count of numbers in the state after T tokens of one sequence.
     """
 
     acted_on = ("embedding",)  # where a position scheme can reach it
@@ -51,11 +62,8 @@ class Mixer(Part):
         return self.state(cache)
 
 
-MIXER = {}  # the slot `mixer`: {word: class}; each file of a mixer adds its word
-
-
 def refuse(wrong, why):
-    """ValueError where values do not go together; why: "what is wrong: what to do"."""
+    """Raise ValueError(why) if `wrong` is true; why: "what is wrong: what to do"."""
     if wrong:
         raise ValueError(why)
 
@@ -108,7 +116,7 @@ def linear(n_in, n_out, config, residual=False, qkv=False):
     0.02 / sqrt(2 n_layer), so that the sum over all layers stays of order 1.
     """
     std = STD / math.sqrt(2 * config.n_layer) if residual else STD
-    bias = config.bias == "all" or qkv and config.bias == "qkv"
+    bias = config.bias == "all" or (qkv and config.bias == "qkv")
     if config.low_rank:
         return LowRank(n_in, n_out, config.low_rank, bias, std)
     return Linear(n_in, n_out, bias, std)
@@ -120,7 +128,7 @@ def weight_dropout(config):
 
 
 def reset(part):
-    """Give every parameter in a part its initial value: each module sets those that are its own."""
+    """Give every parameter in a part its initial value: each module sets its own."""
     for module in part.modules():
         if not list(module.parameters(recurse=False)):
             continue

@@ -1,7 +1,7 @@
-"""The slot `position`: how the model knows the order of the tokens; and the scalings of rope.
+"""The slot `position`: how the model knows the order of the tokens; and the slot `rope_scaling`.
 
-Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = head_dim or
-C / H, S keys.
+Shapes: B batch, T tokens, C = n_embd, H heads of queries, K heads of keys, D = head_dim or C / H,
+S keys.
 """
 
 import math
@@ -20,8 +20,9 @@ from parts.part import STD, Part, head_width
 class Position(Part):
     """none: the causal mask alone tells the order.
 
-    A scheme overrides the one place where it acts, and names that place in `acts_on`. A mixer that
-    does not have that place refuses the scheme.
+    A scheme overrides the one method of the place where it acts, and names that place in `acts_on`.
+    A mixer that does not have that place refuses the scheme. flops(T): per token, for each layer
+    whose scores it acts on.
     """
 
     paper = "Kazemnejad et al. 2023, arXiv:2305.19466"
@@ -31,24 +32,19 @@ class Position(Part):
     def __init__(self, config):
         super().__init__()
 
-    @classmethod
-    def score_flops(cls, config):
-        """FLOPs per query and layer of what is added to the scores."""
-        return 0
-
     def embed(self, x, pos):
         """x (B, T, C) at the bottom, once."""
         return x
 
     def angles(self, pos, D=None):
-        """What `rotate` needs for heads D wide (None: as wide as attention's)."""
+        """The argument `angles` of `rotate`, for heads D wide (None: as wide as attention's)."""
 
     def rotate(self, q, k, angles):
         """q (B, H, T, D) and k (B, K, T, D), in every layer."""
         return q, k
 
     def bias(self, q, qpos, kpos):
-        """What is added to the scores, (B or 1, H, T, S), or None."""
+        """The numbers to add to the scores, (B or 1, H, T, S), or None."""
 
 
 class Learned(Position):
@@ -82,9 +78,9 @@ class Sinusoidal(Position):
 
 
 class Rope(Position):
-    """RoFormer: q and k turned by pos * theta^(-2i/D), perhaps scaled for longer texts, on the
-    first rope_fraction of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745). D is the width
-    of the part that is turned."""
+    """q and k turned by pos * theta^(-2i/D), on the first rope_fraction of each head (GPT-NeoX,
+    Black et al. 2022, arXiv:2204.06745). D is the width of the part that is turned. Variant
+    replaces `scaling` by the word of rope_scaling."""
 
     paper = "Su et al. 2021, arXiv:2104.09864"
     acts_on = "q and k"
@@ -94,6 +90,7 @@ class Rope(Position):
         super().__init__(config)
         self.config = config
         self.width = self.turned_width(head_width(config))
+        self.scaling = Scaling(config)
 
     def turned_width(self, D):
         """The width of the turned part of a head, even."""
@@ -102,10 +99,14 @@ class Rope(Position):
     def angles(self, pos, D=None):
         width = self.turned_width(D) if D else self.width
         exponent = torch.arange(0, width, 2, device=pos.device, dtype=torch.float32) / width
-        freq, temperature = ROPE_SCALING[self.config.rope_scaling](exponent, self.config)
+        freq, temperature = self.scaling(exponent)
         angle = pos[:, None, :, None] * freq  # (B or 1, 1, T, width / 2), in fp32
-        cos, sin = angle.cos(), angle.sin()
-        return (cos, sin) if temperature == 1 else (cos * temperature, sin * temperature)
+        cos = angle.cos()
+        sin = angle.sin()
+        if temperature != 1:
+            cos = cos * temperature
+            sin = sin * temperature
+        return cos, sin
 
     def rotate(self, q, k, angles):
         return self.turn(q, angles), self.turn(k, angles)
@@ -135,11 +136,13 @@ class Alibi(Position):
 
 
 def alibi_slopes(n):
-    """The authors' slopes of n heads: 2^(-8i/n), i = 1..n. Where n is no power of two, those of the
-    power below, then every other one of the power above."""
+    """The authors' slopes of n heads: 2^(-8i/n), i = 1..n. Where n is no power of two, the slopes
+    of the power below, then every other slope of the power above."""
     power = 2 ** math.floor(math.log2(n))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
-    return slopes if power == n else slopes + alibi_slopes(2 * power)[0::2][: n - power]
+    if power < n:
+        slopes += alibi_slopes(2 * power)[0::2][: n - power]
+    return slopes
 
 
 class Relative(Position):
@@ -152,15 +155,15 @@ class Relative(Position):
 
     def __init__(self, config):
         super().__init__(config)
+        self.n_head = config.n_head
         self.weight = nn.Parameter(torch.empty(config.relative_clip + 1, head_width(config)))
 
     def reset(self):
         nn.init.normal_(self.weight, 0.0, STD)
 
-    @classmethod
-    def score_flops(cls, config):
-        """Of q · a for every distance and head."""
-        return 2 * config.n_head * head_width(config) * (config.relative_clip + 1)
+    def flops(self, T):
+        """q · a for every distance and head."""
+        return 2 * self.n_head * self.weight.numel()
 
     def bias(self, q, qpos, kpos):
         distance = qpos[:, None, :, None] - kpos[:, None, None, :]
@@ -172,13 +175,15 @@ class Relative(Position):
 class T5(Position):
     """scores + b[bucket of the distance], a number per bucket and head; one table for all layers.
 
-    The distances 0 .. 15 have a bucket each, those up to 128 share 16 more, on a logarithmic scale,
-    and the last has all that are farther. As in T5's decoder; T5 does not divide q · k by sqrt(D).
+    The distances 0 .. 15 have a bucket each, the distances up to 128 share 16 more, on a
+    logarithmic scale, and the last has all that are farther. As in T5's decoder; T5 does not divide
+    q · k by sqrt(D).
     """
 
     paper = "Raffel et al. 2019, arXiv:1910.10683"
     acts_on = "scores"
-    buckets, farthest = 32, 128
+    buckets = 32
+    farthest = 128
 
     def __init__(self, config):
         super().__init__(config)
@@ -197,90 +202,113 @@ class T5(Position):
         return F.embedding(bucket, self.weight).permute(0, 3, 1, 2).type_as(q)  # (B or 1, H, T, S)
 
 
-POSITION = {
-    "none": Position,
-    "learned": Learned,
-    "sinusoidal": Sinusoidal,
-    "rope": Rope,
-    "alibi": Alibi,
-    "relative": Relative,
-    "t5": T5,
-}
-
 # ---------------------------------------------------------------- slot: rope_scaling
 
-# A word is a function of the exponents 2i/D (D/2) and the configuration: (the frequencies (D/2) of
-# the pairs, the factor by which q and k are both multiplied).
+
+class Scaling:
+    """none: the frequencies theta^(-2i/D).
+
+    Called with the exponents 2i/D (D/2), it returns the frequencies (D/2) of the pairs, and the
+    factor by which q and k are both multiplied. s = rope_factor.
+    """
+
+    paper = ""
+
+    def __init__(self, config):
+        self.config = config
+
+    def unscaled(self, exponent):
+        return 1.0 / self.config.rope_theta**exponent
+
+    def __call__(self, exponent):
+        return self.unscaled(exponent), 1.0
 
 
-def rope_plain(exponent, config):
-    """theta^(-2i/D)"""
-    return 1.0 / config.rope_theta**exponent, 1.0
+class LinearScaling(Scaling):
+    """Position interpolation: positions divided by s."""
+
+    paper = "Chen et al. 2023, arXiv:2306.15595"
+
+    def __call__(self, exponent):
+        return self.unscaled(exponent) / self.config.rope_factor, 1.0
 
 
-def rope_linear(exponent, config):
-    """Position interpolation: positions divided by s = rope_factor."""
-    return 1.0 / config.rope_theta**exponent / config.rope_factor, 1.0
-
-
-def rope_ntk(exponent, config):
+class NTK(Scaling):
     """theta multiplied by s^(D/(D-2)), so that the slowest pair is stretched s times and the
     fastest not at all."""
-    D = 2 * len(exponent)
-    theta = config.rope_theta * config.rope_factor ** (D / max(1, D - 2))
-    return 1.0 / theta**exponent, 1.0
+
+    paper = 'bloc97 2023, "NTK-aware scaled RoPE"; YaRN section 3.1'
+
+    def __call__(self, exponent):
+        D = 2 * len(exponent)
+        theta = self.config.rope_theta * self.config.rope_factor ** (D / max(1, D - 2))
+        return 1.0 / theta**exponent, 1.0
 
 
-def rope_yarn(exponent, config, fast=32, slow=1, rounded=True):
+class YaRN(Scaling):
     """Pairs that turn more than `fast` times over rope_original tokens stay, the frequencies of
-    those that turn less than `slow` times are divided by s, with a ramp between; q and k are both
-    multiplied by 0.1 ln s + 1."""
-    freq, s, D = 1.0 / config.rope_theta**exponent, config.rope_factor, 2 * len(exponent)
+    pairs that turn less than `slow` times are divided by s, with a ramp between; q and k are both
+    multiplied by 0.1 ln s + 1. The ramp begins and ends at whole pairs if `rounded`."""
 
-    def pair_with(turns):
-        wavelength = config.rope_original / (turns * 2 * math.pi)
-        return D * math.log(wavelength) / (2 * math.log(config.rope_theta))
+    paper = "Peng et al. 2023, arXiv:2309.00071"
+    fast = 32
+    slow = 1
+    rounded = True
 
-    low, high = pair_with(fast), pair_with(slow)
-    if rounded:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, D - 1)
-    pairs = torch.arange(D // 2, device=exponent.device, dtype=torch.float32)
-    ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
-    temperature = 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
-    return freq / s * ramp + freq * (1 - ramp), temperature
+    def pair_with(self, turns, D):
+        """The index of the pair that turns so often over rope_original tokens, not rounded."""
+        wavelength = self.config.rope_original / (turns * 2 * math.pi)
+        return D * math.log(wavelength) / (2 * math.log(self.config.rope_theta))
+
+    def __call__(self, exponent):
+        D = 2 * len(exponent)
+        s = self.config.rope_factor
+        low = self.pair_with(self.fast, D)
+        high = self.pair_with(self.slow, D)
+        if self.rounded:
+            low = math.floor(low)
+            high = math.ceil(high)
+        low = max(low, 0)
+        high = min(high, D - 1)
+        pairs = torch.arange(D // 2, device=exponent.device, dtype=torch.float32)
+        ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
+        freq = self.unscaled(exponent)
+        temperature = 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
+        return freq / s * ramp + freq * (1 - ramp), temperature
 
 
-def rope_yarn_exact(exponent, config):
+class YaRNExact(YaRN):
     """As yarn, but the ramp may begin and end between two pairs."""
-    return rope_yarn(exponent, config, rounded=False)
+
+    paper = "gpt-oss, arXiv:2508.10925"
+    rounded = False
 
 
-def rope_llama3(exponent, config, low=1.0, high=4.0):
-    """Pairs with wavelengths above rope_original / low have their frequency divided by s, those
+class Llama3Scaling(Scaling):
+    """Pairs with wavelengths above rope_original / low have their frequency divided by s, pairs
     below rope_original / high keep it, with a linear blend between."""
-    freq = 1.0 / config.rope_theta**exponent
-    smooth = ((config.rope_original * freq / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
-    return (1 - smooth) * freq / config.rope_factor + smooth * freq, 1.0
+
+    paper = "LLaMA 3.1, arXiv:2407.21783"
+    low = 1.0
+    high = 4.0
+
+    def __call__(self, exponent):
+        freq = self.unscaled(exponent)
+        turns = self.config.rope_original * freq / (2 * math.pi)
+        smooth = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return (1 - smooth) * freq / self.config.rope_factor + smooth * freq, 1.0
 
 
-ROPE_SCALING = {
-    "none": rope_plain,
-    "linear": rope_linear,
-    "ntk": rope_ntk,
-    "yarn": rope_yarn,
-    "yarn_exact": rope_yarn_exact,
-    "llama3": rope_llama3,
-}
+# ---------------------------------------------------------------- for the parts of a forward pass
 
 
 class Where(NamedTuple):
-    """What a part needs to know of the tokens in this forward pass, and what experts report."""
+    """The tokens of a forward pass and their positions, and what its layers share."""
 
     scheme: Position
     pos: torch.Tensor  # (B or 1, T)
     angles: tuple | None
     idx: torch.Tensor  # (B, T) the tokens' ids
-    shared: dict  # what a layer leaves for the later ones of this forward pass
+    shared: dict  # left by a layer for the later layers of this forward pass
     routings: object = None  # moe.Routings, to which each layer with experts adds its own
     first: torch.Tensor | None = None  # (B, T, C) the residual stream below the first block

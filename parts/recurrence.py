@@ -1,5 +1,5 @@
-"""What mixers with a state of fixed size share: a short convolution, decays, chunks of tokens, and
-which of the two forms of a recurrence reads them.
+"""Shared by mixers with a state of fixed size: a short convolution, decays, chunks of tokens, and
+the choice between the two forms of a recurrence.
 
 Shapes: B batch, T tokens, H = n_head, N = state_size, P = expand C / H, n chunks of c tokens.
 """
@@ -25,28 +25,32 @@ def precise(x):
 class StateMixer(Mixer):
     """A mixer that remembers a state S, N P numbers per head, however long the text.
 
-    A word says the same recurrence twice: step(S, ...) for one token, chunked(S, ...) for T tokens
-    in matrix products. Both return (what was read from the state, the new state). Its matrices are
-    linear maps, which Muon may take; the convolution and the numbers per head are AdamW's.
+    A subclass writes the same recurrence twice: step(S, ...) for one token, chunked(S, ...) for T
+    tokens in matrix products. Both return (the values read from the state, the new state). Its
+    matrices are linear maps, which Muon may take; the convolution and the numbers per head are
+    AdamW's.
     """
 
     state = Recurrent
     reads = ("state_size", "expand", "conv")
     normed = True
 
-    def __init__(self, config, shape, keys, norm_width, conv_bias, heads=("wa",)):
-        """shape: of the state of one sequence. keys: features of q, and of k. heads: names of the
-        maps to a number per head."""
+    def __init__(self, config, shape, keys, norm_width, conv_bias, writes=False):
+        """shape: of the state of one sequence. keys: features of q, and of k. writes: whether a
+        second number per head, beside the decay's, is made of a token."""
         super().__init__()
-        C, H = config.n_embd, config.n_head
+        C = config.n_embd
+        H = config.n_head
         values = config.expand * C // H * H
-        self.shape, self.widths = shape, (keys, keys, values)
+        self.shape = shape
+        self.widths = (keys, keys, values)
         self.wq = linear(C, keys, config)
         self.wk = linear(C, keys, config)
         self.wv = linear(C, values, config)
         self.wz = linear(C, values, config)
-        for name in heads:
-            setattr(self, name, Linear(C, H, bias=False))
+        self.wa = Linear(C, H, bias=False)
+        if writes:
+            self.wb = Linear(C, H, bias=False)
         self.wo = linear(values, C, config, residual=True)
         self.conv = ShortConv(sum(self.widths), config.conv or 4, conv_bias)
         self.decay = Decay(H)
@@ -59,8 +63,8 @@ class StateMixer(Mixer):
         return F.silu(self.conv(qkv, cache)).split(self.widths, dim=-1)
 
     def scan(self, cache, *inputs):
-        """What the T tokens of the inputs (B, T, ...) read from the state, (B, T, H, P), in float32
-        at least.
+        """The values that the T tokens of the inputs (B, T, ...) read from the state, (B, T, H, P),
+        in float32 at least.
 
         The chunked form reads them in training, and a prompt; the recurrent form a single token,
         and the last tokens of a prompt, if the cache must be able to forget these.
@@ -74,20 +78,23 @@ class StateMixer(Mixer):
         S = S if cache.states is None else cache.last()
         spare = cache.cache.spare
         rest = T - spare if max(1, spare) < T else 0  # tokens that are never forgotten again
-        outputs, states = [], []
+        outputs = []
+        states = []
         if rest:
             y, S = self.chunked(S, *(x[:, :rest] for x in inputs))
-            outputs, states = [y], [S[:, None]]
+            outputs.append(y)
+            states.append(S[:, None])
         if rest < T:
             y, after = self.recurrent(S, *(x[:, rest:] for x in inputs))
-            outputs, states = [*outputs, y], [*states, after]
+            outputs.append(y)
+            states.append(after)
         cache.update(torch.cat(states, dim=1))
         return torch.cat(outputs, dim=1)
 
     def recurrent(self, S, *inputs):
-        """`step` T times: what the tokens read (B, T, H, P), and the states after them
-        (B, T, ...)."""
-        outputs, states = [], []
+        """`step` T times: (values read (B, T, H, P), the state after each token (B, T, ...))."""
+        outputs = []
+        states = []
         for token in zip(*(x.unbind(1) for x in inputs), strict=True):
             y, S = self.step(S, *token)
             outputs.append(y)
@@ -103,7 +110,8 @@ class ShortConv(Part):
 
     def __init__(self, channels, width, bias):
         super().__init__()
-        self.channels, self.width = channels, width
+        self.channels = channels
+        self.width = width
         self.weight = nn.Parameter(torch.empty(channels, width))  # the last is of the newest token
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
@@ -130,8 +138,8 @@ class ShortConv(Part):
 class Decay(Part):
     """dt = softplus(a + bias) and log alpha = -exp(log_rate) dt, with one rate and bias per head.
 
-    They start as in the code of Mamba-2, which that of the gated delta rule follows: rates uniform
-    in 1 .. 16, and dt, where a = 0, in 0.001 .. 0.1, uniform in its logarithm.
+    They start as in the code of Mamba-2, which the code of the gated delta rule follows: rates
+    uniform in 1 .. 16, and dt, where a = 0, in 0.001 .. 0.1, uniform in its logarithm.
     """
 
     def __init__(self, heads):
@@ -140,7 +148,8 @@ class Decay(Part):
         self.bias = nn.Parameter(torch.empty(heads))
 
     def reset(self):
-        rate, log_dt = torch.empty_like(self.log_rate), torch.empty_like(self.bias)
+        rate = torch.empty_like(self.log_rate)
+        log_dt = torch.empty_like(self.bias)
         nn.init.uniform_(rate, 1, 16)
         nn.init.uniform_(log_dt, math.log(0.001), math.log(0.1))
         dt = log_dt.exp()
@@ -177,8 +186,9 @@ def out_of_chunks(y, T):
 
 
 def decay_between(log_decay):
-    """What is left of what token j wrote when token i reads it, (..., c, c), 0 where j is later:
-    exp(log_decay_i - log_decay_j). log_decay (..., c): log alpha, summed since the chunk began."""
+    """The decay between the write of token j and the read of token i, (..., c, c), 0 where j is
+    later: exp(log_decay_i - log_decay_j). log_decay (..., c): log alpha, summed since the chunk
+    began."""
     c = log_decay.size(-1)
     later = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).triu(1)
     since = log_decay[..., :, None] - log_decay[..., None, :]

@@ -18,23 +18,20 @@ from common.configurator import (
     Share,
     Words,
 )
-from parts import differential, gated_delta, mamba2, mla, moe  # noqa: F401 (each adds its words)
-from parts.attention import EXTRA
-from parts.block import BLOCK, RESIDUAL
-from parts.mlp import MLP
-from parts.norm import NORM
-from parts.part import MIXER, STD, Linear, head_width, refuse, reset
-from parts.position import POSITION, ROPE_SCALING, Where
+from parts import moe
+from parts.part import STD, Linear, head_width, layer_mixers, refuse, reset
+from parts.position import Where
+from parts.slots import (
+    ATTN_EXTRA,
+    BLOCK,
+    MIXER,
+    MLP,
+    NORM,
+    POSITION,
+    RESIDUAL,
+    ROPE_SCALING,
+)
 
-SLOTS = {
-    "position": POSITION,
-    "norm": NORM,
-    "block": BLOCK,
-    "mlp": MLP,
-    "mixer": MIXER,
-    "residual": RESIDUAL,
-    "rope_scaling": ROPE_SCALING,
-}
 Factor = Annotated[float, Range(least=1)]
 
 
@@ -81,7 +78,7 @@ class VariantConfig:
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
     residual: Words(RESIDUAL) = "plain"  # how sublayers read and add to the residual stream
     streams: PositiveInt = 4  # of hyper: residual streams
-    attn_extra: Words(EXTRA, several=True) = "none"  # a,b: additions to each head of attention
+    attn_extra: Words(ATTN_EXTRA, several=True) = "none"  # a,b: additions to each head of attention
     nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
     # rare: mixtures of experts
     n_experts: PositiveInt = 8  # of moe
@@ -123,25 +120,27 @@ class VariantConfig:
         )
         read = {key for mixer in mixers for key in mixer.reads}
         for word, mixer in MIXER.items():
-            for key in {*mixer.reads} - read:
+            for key in sorted({*mixer.reads} - read):
                 default = self.n_head if key == "n_kv_head" else getattr(VariantConfig, key)
                 refuse(
                     getattr(self, key) != default,
-                    f"{key}={getattr(self, key)} means nothing to mixer={self.mixer}: leave it "
-                    f"out, or add {word}",
+                    f"{key} has no effect with mixer={self.mixer}: remove it, or add a layer of "
+                    f"mixer={word}",
                 )
 
     def check_needs(self):
         """Refuse a key of NEEDS that has no effect beside the value of its other key."""
         for key, (other, useless) in NEEDS.items():
-            given, beside = getattr(self, key), getattr(self, other)
+            beside = getattr(self, other)
             refuse(
-                given != getattr(VariantConfig, key) and beside in useless,
-                f"{key}={given} means nothing to {other}={beside}: leave it out, or change {other}",
+                getattr(self, key) != getattr(VariantConfig, key) and beside in useless,
+                f"{key} has no effect with {other}={beside}: remove it, or change {other}",
             )
 
     def check_heads(self):
-        H, K, D = self.n_head, self.n_kv_head, head_width(self)
+        H = self.n_head
+        K = self.n_kv_head
+        D = head_width(self)
         own_width = all("head_dim" in MIXER[word].reads for word in self.mixer.split(","))
         refuse(
             self.n_embd % H and not (self.head_dim and own_width),
@@ -156,11 +155,12 @@ class VariantConfig:
         )
 
     def check_words(self):
-        """Words that contradict each other, or change nothing."""
+        """Refuse words that contradict each other, or change nothing."""
         extras = self.attn_extra.split(",")
-        gates = {"gate_head", "gate_element"} <= {*extras}
+        two_gates = "gate_head" in extras and "gate_element" in extras
+        repeated = len(set(extras)) < len(extras)
         refuse(
-            gates or len({*extras}) < len(extras) or "none" in extras and len(extras) > 1,
+            two_gates or repeated or ("none" in extras and len(extras) > 1),
             f"attn_extra={self.attn_extra} contradicts or repeats itself: give each word once, "
             "one gate at most, and none alone",
         )
@@ -178,12 +178,12 @@ class VariantConfig:
         )
         refuse(
             self.bias == "qkv" and not {"attention", "differential"} & {*self.mixer.split(",")},
-            f"bias=qkv means nothing to mixer={self.mixer}: choose bias=all or none",
+            f"bias=qkv has no effect with mixer={self.mixer}: choose bias=all or none",
         )
 
 
-UNTURNED = "position", {*POSITION} - {"rope"}
-NEEDS = {  # {key: (another key, its values beside which the key means nothing)}
+UNTURNED = ("position", {*POSITION} - {"rope"})
+NEEDS = {  # {key: (another key, its values beside which the key has no effect)}
     "full_every": ("window", {0}),
     "nope_every": UNTURNED,
     "rope_fraction": UNTURNED,
@@ -193,18 +193,48 @@ NEEDS = {  # {key: (another key, its values beside which the key means nothing)}
 }
 
 
+class LayerParts:
+    """Makes the parts of one layer, of the classes that the words of the configuration name."""
+
+    def __init__(self, config, layer):
+        self.config = config
+        self.layer = layer
+
+    def norm(self):
+        return NORM[self.config.norm](self.config.n_embd, self.config)
+
+    def mlp(self):
+        return MLP[self.config.mlp](self.config)
+
+    def mixer(self):
+        word = layer_mixers(self.config)[self.layer]
+        mixer = MIXER[word](self.config, self.layer)
+        if "attn_extra" in mixer.reads:
+            words = self.config.attn_extra.split(",")
+            for extra, make in ATTN_EXTRA.items():
+                if extra in words:
+                    mixer.add_extra(extra, make, self.config, self.layer)
+        return mixer
+
+    def residual(self, reads_per_block):
+        return RESIDUAL[self.config.residual](self.config, self.layer, reads_per_block)
+
+
 class Variant(nn.Module):
     """A decoder with an embedding, n_layer blocks and a head, whose slots the words fill."""
 
     def __init__(self, config):
         super().__init__()
         self.config = config
-        norm, block = NORM[config.norm], BLOCK[config.block]
+        norm = NORM[config.norm]
+        block = BLOCK[config.block]
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = POSITION[config.position](config)
+        self.wpe.scaling = ROPE_SCALING[config.rope_scaling](config)  # only rope has a use for it
         self.norm_e = norm(config.n_embd, config) if config.embed_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.n_layer))
+        layers = range(config.n_layer)
+        self.blocks = nn.ModuleList(block(LayerParts(config, layer)) for layer in layers)
         self.norm_f = norm(config.n_embd, config) if block.last_norm else nn.Identity()
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -224,15 +254,26 @@ class Variant(nn.Module):
             reset(part)
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
-        """As in model.py; in training the loss includes that of the experts' balance."""
+        """As in model.py; in training the loss includes the balance loss of experts."""
         B, T = idx.size()
         past = 0 if cache is None else cache.length
         if self.wpe.limit and past + T > self.wpe.limit:
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
-        pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
+        if cache is None:
+            pos = torch.arange(T, device=idx.device)[None]  # (1, T)
+        else:
+            pos = cache.advance(idx)  # (B or 1, T)
         routings = moe.Routings()
         x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
-        where = Where(self.wpe, pos, self.wpe.angles(pos), idx, {}, routings, x)  # pos (B or 1, T)
+        where = Where(
+            scheme=self.wpe,
+            pos=pos,
+            angles=self.wpe.angles(pos),
+            idx=idx,
+            shared={},
+            routings=routings,
+            first=x,
+        )
         x = self.blocks[0].residual.spread(x)
         for i, block in enumerate(self.blocks):
             x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))

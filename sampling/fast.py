@@ -1,7 +1,7 @@
 """
 Makes a trained model generate text fast, without changes to the readable models.
 
-    model, how = prepare(model, dtype="int8")   # is called as before
+    model = make_fast(model, dtype="int8")   # is called as before
 
 When a model generates one token at a time, it spends nearly all time on reading every weight once
 per token. This code reads fewer bytes (16 bits, int8), in a contiguous order, in few large
@@ -26,6 +26,7 @@ from common.runtime import cpu_name
 from model import GPT, gelu
 from model_llama import Llama, rotary
 from parts.cache import grown
+from sampling.prompts import note
 
 # The compiled step saves about 2 ms per token at 6 layers of width 384, and takes half a minute to
 # compile, so it pays from this number of tokens on. The choice does not depend on whether a
@@ -105,7 +106,9 @@ def stack(w, name, groups, columns):
 
 def gather(model, columns):
     """{name: a tensor that `step` reads} of a GPT or Llama, stacked over the layers."""
-    w, blocks, config = {}, model.blocks, model.config
+    w = {}
+    blocks = model.blocks
+    config = model.config
     gated = hasattr(blocks[0].mlp, "gate")
     ups = [[b.mlp.gate, b.mlp.up] if gated else [b.mlp.up] for b in blocks]
     norms = [[norm] for b in blocks for norm in (b.norm1, b.norm2)] + [[model.norm_f]]
@@ -169,8 +172,12 @@ def step(token, kpos, w, ks, vs, config, ops):
     """Logits (1, V) after one token (1) of a GPT or Llama: `forward`, written for a single token.
     kpos (S) are the positions up to the token's own. The caches ks, vs, a (1, K, capacity, D) per
     layer, get its key and value."""
-    H, C, S, pos = config.n_head, config.n_embd, kpos.size(0), kpos[-1:]
-    K, D = getattr(config, "n_kv_head", H), C // H
+    H = config.n_head
+    C = config.n_embd
+    S = kpos.size(0)
+    pos = kpos[-1:]
+    K = getattr(config, "n_kv_head", H)
+    D = C // H
     is_llama = "rope" in w
 
     def linear(x, name, i):
@@ -226,8 +233,10 @@ def artefact(model, dtype):
 def compile_step(config, w, path):
     """Compile `step` ahead of time for a CPU, for any number of keys, into `path`. A product and a
     sum become one instruction."""
-    K, D = getattr(config, "n_kv_head", config.n_head), config.n_embd // config.n_head
-    ks, vs = ([torch.zeros(1, K, 64, D) for _ in range(config.n_layer)] for _ in range(2))
+    K = getattr(config, "n_kv_head", config.n_head)
+    D = config.n_embd // config.n_head
+    ks = [torch.zeros(1, K, 64, D) for _ in range(config.n_layer)]
+    vs = [torch.zeros(1, K, 64, D) for _ in range(config.n_layer)]
 
     class Step(nn.Module):
         def forward(self, token, kpos, w, ks, vs):
@@ -254,7 +263,8 @@ class Fast(nn.Module):
 
     def __init__(self, model, columns):
         super().__init__()
-        self.model, self.config = model, model.config
+        self.model = model
+        self.config = model.config
         self.w = gather(model, columns)
         tables = ("wte", "wpe", "rope")  # the others are lists over the layers
         layers = {name: t if name in tables else t.unbind() for name, t in self.w.items()}
@@ -263,7 +273,8 @@ class Fast(nn.Module):
     def load(self, path):
         """Use the compiled step in `path` from now on. Its inputs are passed one by one: a call of
         the package itself reads their structure from JSON for each token."""
-        loader, w = torch._inductor.aoti_load_package(str(path)).loader, list(self.w.values())
+        loader = torch._inductor.aoti_load_package(str(path)).loader
+        w = list(self.w.values())
 
         def run(token, kpos, ks, vs):
             return loader.boxed_run([token, kpos, *w, *ks, *vs])[0]
@@ -282,7 +293,8 @@ class Fast(nn.Module):
             for layer in cache.layers:
                 layer.k = grown(layer.k, layer.k[:, :, :1], cache.length - 1)
                 layer.v = grown(layer.v, layer.v[:, :, :1], cache.length - 1)
-        ks, vs = [layer.k for layer in cache.layers], [layer.v for layer in cache.layers]
+        ks = [layer.k for layer in cache.layers]
+        vs = [layer.v for layer in cache.layers]
         return self.run(idx[0], cache.kpos[0], ks=ks, vs=vs)[None], None
 
 
@@ -305,9 +317,11 @@ def prepare(model, dtype="float32", compile=False):
     if type(model) not in (GPT, Llama):
         return model, "decoding by its own forward pass: the fast one knows GPT-2 and LLaMA only"
 
-    on_cpu, how = model.wte.weight.is_cpu, "decoding eager"
+    on_cpu = model.wte.weight.is_cpu
+    how = "decoding eager"
     if compile and not can_compile(model, dtype):
-        compile, how = False, f"{how} (compiled for a CPU only, in float32 and int8)"
+        compile = False
+        how += " (compiled for a CPU only, in float32 and int8)"
     fast = Fast(model, columns=on_cpu and dtype == "float32" and not compile)
     if compile:
         try:
@@ -319,3 +333,16 @@ def prepare(model, dtype="float32", compile=False):
         except Exception as error:  # no working compiler, a full disk, no home folder: stay eager
             how += f" (compiling failed: {type(error).__name__} {one_line(error)[:100]})"
     return fast, how
+
+
+def make_fast(model, dtype="float32", compile="auto", tokens=0):
+    """A model that generates fast, from a model that is changed in place. With compile="auto" it is
+    compiled if `tokens` tokens repay that."""
+    if compile == "auto":
+        compile = tokens >= COMPILE_PAYS and can_compile(model, dtype)
+    if not compile:
+        return prepare(model, dtype)[0]
+    note("compiling, which takes half a minute the first time")
+    model, how = prepare(model, dtype, compile)
+    note(how)
+    return model

@@ -1,7 +1,8 @@
 """The settings of sample.py: SampleConfig declares each key once."""
 
+import shlex
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from common.configurator import (
     NonNegativeFloat,
@@ -9,32 +10,29 @@ from common.configurator import (
     PositiveFloat,
     PositiveInt,
     Probability,
-    Range,
     Share,
 )
-
-DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-EXCLUDES = {  # {key: keys that have no meaning beside it}
-    "prompts": ("start", "attention"),
-    "compare": ("init_from", "draft", "attention", "show_probs"),
-    "knn": ("init_from", "compare", "draft", "attention", "score"),
-    "serve": ("prompts", "score", "attention", "draft", "knn", "jsonl", "show_probs"),
-}
 
 
 @dataclass
 class SampleConfig:
-    """The model that sample.py uses, the text it generates, and how it prints it."""
+    """The model that sample.py uses, the text it writes, and how it prints it."""
 
     OFTEN = (
-        *("out_dir", "init_from", "start", "num_samples", "max_new_tokens", "temperature"),
-        *("top_k", "stop", "serve", "device"),
+        "out_dir",
+        "init_from",
+        "start",
+        "num_samples",
+        "max_new_tokens",
+        "temperature",
+        "top_k",
+        "stop",
+        "device",
     )
     # the model
     init_from: str = "resume"  # the run in out_dir; gpt2[-medium|-large|-xl], HF folder or name
     out_dir: str = "out"  # the run folder
     checkpoint: str = "latest"  # latest, best, or a step
-    compare: str = ""  # comma-separated run folders, each of which continues the prompts
     # the prompt
     start: str = ""  # FILE:path reads it from a file; empty: a newline, or the end of a text
     prompts: str = ""  # a file with a prompt on each line, continued as batches
@@ -52,16 +50,8 @@ class SampleConfig:
     # what is shown
     jsonl: bool = False  # print a line of JSON per sample
     show_probs: bool = False  # a table of the likeliest tokens at each step, at temperature 1
-    score: str = ""  # a text file: its loss, its surprising tokens; samples only with a prompt
-    attention: str = ""  # a PNG to write: the attention over the prompt, instead of samples
-    layer: NonNegativeInt = 0  # of attention, from 0
-    # rare: a page in the browser
-    serve: bool = False  # a page on 127.0.0.1, on which one or two models write token by token
-    port: Annotated[int, Range(least=1, most=65535)] = 8000  # of that page
     # rare: memory and speed
     context: PositiveInt | None = None  # tokens the model looks back on at most; None: block_size
-    draft: str = ""  # speculative decoding: run folder of a smaller model, or lookup
-    knn: str = ""  # a datastore of bench/knn.py: the next token is drawn from the model and from it
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = (
         "auto"  # of the weights; int8: a quarter of the memory, and the fastest on a CPU
@@ -71,19 +61,49 @@ class SampleConfig:
     )
 
     def __post_init__(self):
-        for key, others in EXCLUDES.items():
-            for other in others if getattr(self, key) else ():
-                if getattr(self, other) != getattr(SampleConfig, other):
-                    raise ValueError(f"{key} does not go with {other}: leave one of them out")
-        if self.knn and self.dtype not in ("auto", "float32"):
-            raise ValueError(f"knn needs float32, not dtype={self.dtype}: leave dtype out")
-        if self.serve and self.compare.count(",") > 1:
-            raise ValueError("serve shows two models at most: name two after compare")
+        if self.prompts and self.start:
+            raise ValueError("prompts does not go with start: leave one of them out")
 
-    def writes(self):
-        """Whether to generate samples, instead of only analysing a given text."""
-        return not self.attention and bool(self.start or self.prompts or not self.score)
+    def drawing(self):
+        """The arguments of sample.probabilities."""
+        return {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+        }
 
-    def settings(self):
-        """The settings of decoding.probabilities."""
-        return {key: getattr(self, key) for key in DRAWING}
+
+MOVED = {  # a key that sample.py had: (the command that has it now, the key's name there)
+    "serve": ("extras.serve", ""),
+    "port": ("extras.serve", "port"),
+    "score": ("extras.score", "text"),
+    "attention": ("extras.attention_map", "out"),
+    "layer": ("extras.attention_map", "layer"),
+    "draft": ("extras.speculative", "draft"),
+    "knn": ("extras.knn write", "store"),
+    "compare": ("extras.compare_texts", ""),
+}
+
+
+def moved(argv):
+    """{key that has moved: the whole command to use instead}, with the values in argv."""
+    given = {}
+    for word in argv:
+        key, _, value = word.removeprefix("--").partition("=")
+        given[key] = value
+    found = [key for key in MOVED if key in given]
+    if not found:
+        return {}
+
+    command, _ = MOVED[found[0]]
+    names = given.get("compare") or given.get("out_dir") or given.get("init_from") or "out"
+    words = names.split(",")
+    for key, value in given.items():
+        if key in ("out_dir", "init_from"):
+            continue
+        module, name = MOVED.get(key, (command, key))
+        if module == command and name:
+            words.append(f"--{name}={value}" if value else f"--{name}")
+    return dict.fromkeys(MOVED, f"python -m {command} {shlex.join(words)}")

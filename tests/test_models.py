@@ -1,6 +1,6 @@
 """
 The two models, pinned: sizes, rotary positions, loss, dropout, initialisation. The gates and
-formulas of tests/parts/test_variants.py run on them too (causality, cache, ragged batches).
+formulas of tests/parts run on them too (causality, cache, ragged batches).
 
     python -m pytest tests/test_models.py
 """

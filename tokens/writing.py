@@ -27,9 +27,10 @@ from tokens.token_files import TokenFile
 from tokens.tokenizer import encode_batches
 
 BAR = dict(disable=None, leave=False, unit_scale=True)  # on terminals only, removed at the end
-TEST_SHARE, TEST_TOKENS = 0.01, 50_000
+TEST_SHARE = 0.01  # of the tokens
+TEST_TOKENS = 50_000  # at least
 MOST = 0.05  # of the tokens for test
-VAL = (0.05, 0.15)  # the hashes of the documents of val
+VAL = (0.05, 0.15)  # the range of the hashes of the documents in val
 FEW = 100_000  # documents whose sizes are kept in memory, to split them by size
 SAMPLE = 100_000  # characters that are encoded to estimate how many tokens the text has
 
@@ -67,10 +68,11 @@ class PairRows:
 
 @dataclass
 class Survey:
-    """What the first pass over a corpus finds."""
+    """What the first pass over a Corpus or PairRows finds."""
 
     characters: int = 0
     bytes: int = 0
+    rows: int = 0  # of pairs
     chars: set = field(default_factory=set)
     sizes: dict = field(default_factory=dict)  # {hash of a document: bytes} of at most FEW + 1
     sample: str = ""  # the beginning of the text
@@ -78,8 +80,9 @@ class Survey:
 
 
 def survey(corpus):
-    """The Survey of a corpus. Raises UserError if there is nothing in it to learn."""
-    facts, sha256 = Survey(), hashlib.sha256()
+    """The Survey of a Corpus. Raises UserError if there is nothing in it to learn."""
+    facts = Survey()
+    sha256 = hashlib.sha256()
     bar = tqdm(total=corpus.size, desc="reading", unit="B", **BAR)
     for text in corpus.pieces():
         data = text.encode()
@@ -102,14 +105,35 @@ def survey(corpus):
     return facts
 
 
+def survey_pairs(pairs):
+    """The Survey of PairRows. Raises UserError if there are not at least two rows."""
+    facts = Survey(chars={"\n"})
+    sha256 = hashlib.sha256()
+    for _, row in tqdm(pairs.rows(), "reading", unit=" rows", **BAR):
+        facts.rows += 1
+        for prompt, answer in row:
+            sha256.update(f"{prompt}\0{answer}\0".encode())
+            facts.chars.update(prompt, answer)
+            text = f"{prompt}\n{answer}"
+            facts.characters += len(text)
+            if len(facts.sample) < SAMPLE:
+                facts.sample += text
+    if facts.rows < 2:
+        raise UserError(f"too few rows with an answer: {facts.rows}", pairs.source, "give 2")
+    facts.sha256 = sha256.hexdigest()
+    return facts
+
+
 def hash_of(data):
     """A number in [0, 1) that depends on the bytes of a document alone."""
     return int.from_bytes(hashlib.sha256(data).digest()[:8]) / 2**64
 
 
-def share_of_test(tokenizer, sample, characters):
-    """The share of a text that the test split takes; a sample says how many tokens it has."""
-    tokens = characters * len(tokenizer.encode(sample[:SAMPLE])) / len(sample[:SAMPLE])
+def share_of_test(tokenizer, facts):
+    """The share of a text that the test split takes. The number of tokens is estimated from the
+    beginning of the text."""
+    sample = facts.sample[:SAMPLE]
+    tokens = facts.characters * len(tokenizer.encode(sample)) / len(sample)
     return min(max(TEST_SHARE, TEST_TOKENS / max(tokens, 1)), MOST)
 
 
@@ -125,7 +149,9 @@ def by_position(corpus, characters, share):
     at = 0
     for text in corpus.pieces():
         for split, end in ends.items():
-            part, text = text[: max(end - at, 0)], text[max(end - at, 0) :]
+            room = max(end - at, 0)  # of the split, in characters
+            part = text[:room]
+            text = text[room:]
             at += len(part)
             if part:
                 yield split, part
@@ -143,7 +169,10 @@ def nanogpt_splits(corpus):
 
 def by_hash(corpus, sizes, share):
     """Yield (split, text) of documents, given {hash: bytes} of the first of them."""
-    splits, tail = few_documents(sizes, share) if len(sizes) <= FEW else ({}, {})
+    splits = {}
+    tail = {}
+    if len(sizes) <= FEW:
+        splits, tail = few_documents(sizes, share)
     for text in corpus.pieces():
         at = hash_of(text.encode())
         split = splits.get(at) or split_of(at, share)
@@ -166,9 +195,12 @@ def few_documents(sizes, share):
     Val has the documents in its range, and those that follow until it holds 5 % of the bytes, but
     at most half of all. Test has the documents with the lowest hashes, until it holds `share` of
     the bytes, or, if none is as small as 5 %, the end of the largest one of train."""
-    splits, size = dict.fromkeys(sizes, "train"), sum(sizes.values())
+    splits = dict.fromkeys(sizes, "train")
+    size = sum(sizes.values())
 
     def fill(split, start, width, least, most):
+        """Move documents of train into a split: all with a hash in [start, start + width), then
+        those that follow, until the split holds `least` of the bytes, and never above `most`."""
         held = 0
         free = [at for at in sizes if splits[at] == "train"]
         for at in sorted(free, key=lambda at: (at - start) % 1):
@@ -189,35 +221,41 @@ def few_documents(sizes, share):
 # ---------------------------------------------------------------- texts to tokens
 
 
-def encoded(parts, tokenizer, documents):
-    """Yield (split, ids, bytes of their text) of (split, text) parts. A document stands between the
-    tokenizer's bos and end, or ends with a blank line."""
-    if not documents:
-        for split, group in groupby(parts, key=lambda part: part[0]):
-            for ids, n_bytes in encode_batches(tokenizer, (text for _, text in group), False):
-                yield split, ids, n_bytes
-        return
+def encode_text(parts, tokenizer):
+    """Yield (split, ids, bytes of their text) of (split, text) parts of a single text."""
+    for split, group in groupby(parts, key=lambda part: part[0]):
+        texts = (text for _, text in group)
+        for ids, n_bytes in encode_batches(tokenizer, texts, documents=False):
+            yield split, ids, n_bytes
 
+
+def encode_documents(parts, tokenizer):
+    """Yield (split, ids, bytes of its text) of (split, document) parts. A document stands between
+    the tokenizer's bos and end, or, without an end, a blank line follows it."""
     first = [] if tokenizer.bos is None else [tokenizer.bos]
-    last, waiting = [*tokenizer.stops[:1]], deque()
+    last = list(tokenizer.stops[:1])
+    waiting = deque()  # the splits of the documents that are being encoded
 
     def texts():
         for split, text in parts:
-            if text:
-                waiting.append(split)
-                newlines = len(text) - len(text.rstrip("\n"))
-                yield text if last else text + "\n\n"[newlines:]
+            if not text:
+                continue
+            waiting.append(split)
+            newlines = len(text) - len(text.rstrip("\n"))
+            yield text if last else text + "\n\n"[newlines:]
 
     for ids, n_bytes in encode_batches(tokenizer, texts(), documents=True):
-        yield waiting.popleft(), np.concatenate([first, ids, last]).astype(np.int64), n_bytes
+        ids = np.concatenate([first, ids, last]).astype(np.int64)
+        yield waiting.popleft(), ids, n_bytes
 
 
 def write_parts(parts, tokenizer, folder, documents, size, source):
     """Write the token files of (split, text) parts, of about `size` bytes. Returns {split: entry in
     meta.json}. Raises UserError unless there are tokens to train on and to validate on."""
     files = {}
+    encode = encode_documents if documents else encode_text
     bar = tqdm(total=size, desc="writing tokens", unit="B", **BAR)
-    for split, ids, n_bytes in encoded(parts, tokenizer, documents):
+    for split, ids, n_bytes in encode(parts, tokenizer):
         if split not in files:
             files[split] = TokenFile(folder / f"{split}.bin", tokenizer.vocab_size)
         files[split].add(ids, n_bytes)
@@ -228,18 +266,19 @@ def write_parts(parts, tokenizer, folder, documents, size, source):
     for split in ("train", "val"):
         if not entries.get(split, {}).get("tokens"):
             raise UserError(f"there is no text for the {split} split", source, "give more text")
-    for split in entries if documents else ():
-        entries[split]["documents"] = files[split].pieces
+    if documents:
+        for split, entry in entries.items():
+            entry["documents"] = files[split].pieces
     return entries
 
 
 def write_corpus(corpus, make_tokenizer, folder):
     """Write the token files of a Corpus, or of {"train", "val"[, "test"]: Corpus}.
 
-    make_tokenizer(chars, texts, documents) returns the tokenizer; chars() is the set of the text's
-    characters, texts() a pass over text that is in train however large the test split becomes:
-    documents, or pieces of one text. Returns (tokenizer, {split: entry in meta.json}, sha256 of the
-    text). Raises UserError if there is too little text."""
+    make_tokenizer(chars, texts, documents) returns the tokenizer, which may learn from the text:
+    chars() is the set of its characters, texts() a pass over what is certainly in train, in
+    documents or in pieces of one text. Returns (tokenizer, {split: entry in meta.json}, sha256 of
+    the text). Raises UserError if there is too little text."""
     if isinstance(corpus, dict):
         return write_given(corpus, make_tokenizer, folder)
 
@@ -251,12 +290,12 @@ def write_corpus(corpus, make_tokenizer, folder):
     else:
         split = partial(by_position, corpus, facts.characters)
 
-    def learned():
+    def texts():  # in train however large the test split becomes
         texts = (text for name, text in split(MOST) if name == "train")
         return tqdm(texts, "reading train", unit=" pieces", **BAR)
 
-    tokenizer = make_tokenizer(lambda: facts.chars, learned, documents)
-    parts = split(share_of_test(tokenizer, facts.sample, facts.characters))
+    tokenizer = make_tokenizer(lambda: facts.chars, texts, documents)
+    parts = split(share_of_test(tokenizer, facts))
     entries = write_parts(parts, tokenizer, folder, documents, facts.bytes, corpus.source)
     return tokenizer, entries, facts.sha256
 
@@ -264,11 +303,17 @@ def write_corpus(corpus, make_tokenizer, folder):
 def write_given(splits, make_tokenizer, folder):
     """write_corpus for splits that are given. A test split does not count in the sha256, so that
     one can be added to a known text."""
-    sha256, train = hashlib.sha256(), splits["train"]
+    train = splits["train"]
+    sha256 = hashlib.sha256()
 
     def chars():
-        texts = (text for corpus in splits.values() for text in corpus.pieces())
-        return set("\n" * train.documents).union(*texts)
+        found = set()
+        if train.documents:
+            found.add("\n")  # for the blank line between documents
+        for corpus in splits.values():
+            for text in corpus.pieces():
+                found.update(text)
+        return found
 
     def parts():
         for split, corpus in splits.items():
@@ -288,54 +333,50 @@ def write_given(splits, make_tokenizer, folder):
 def write_pairs(pairs, make_tokenizer, folder):
     """Write the token files and masks of PairRows. The last rows are for the test split, the first
     90 % of the others are for training. Returns and raises the same as write_corpus."""
-    count, characters, chars, sample, sha256 = 0, 0, {"\n"}, "", hashlib.sha256()
-    for _, row in tqdm(pairs.rows(), "reading", unit=" rows", **BAR):
-        count += 1
-        for texts in row:
-            text = "\0".join(texts)
-            sha256.update(f"{text}\0".encode())
-            chars.update(*texts)
-            characters += len(text)
-            if len(sample) < SAMPLE:
-                sample += text
-    if count < 2:
-        raise UserError(f"too few rows with an answer: {count}", pairs.source, "give at least 2")
+    facts = survey_pairs(pairs)
 
-    def learned():  # the rows that are in train in any case
-        for _, row in islice(pairs.rows(), count // 2):
-            yield from (prompt + answer for prompt, answer in row)
+    def texts():  # of the rows that are in train however large the test split becomes
+        for _, row in islice(pairs.rows(), facts.rows // 2):
+            for prompt, answer in row:
+                yield prompt + answer
 
-    tokenizer = make_tokenizer(lambda: chars, learned, True)
+    tokenizer = make_tokenizer(lambda: facts.chars, texts, True)
     if not tokenizer.stops and tokenizer.decode([tokenizer.end]) != "\n":
         raise UserError("no token of this tokenizer ends an answer", "--tokenizer", "use gpt2")
 
-    share = share_of_test(tokenizer, sample.replace("\0", "\n"), characters)
-    test = min(math.ceil(share * count), int(MOST * count))
+    count = facts.rows
+    test = min(math.ceil(share_of_test(tokenizer, facts) * count), int(MOST * count))
     train = max(1, int(0.9 * (count - test)))
     rows = iter(tqdm(pairs.rows(), "writing tokens", count, unit=" rows", **BAR))
     entries = {}
     for split, n in {"train": train, "val": count - test - train, "test": test}.items():
-        if n:
-            entries[split] = write_rows(folder / f"{split}.bin", islice(rows, n), tokenizer)
-            entries[split] |= {"preferences": n} if pairs.preferences else {}
-    return tokenizer, entries, sha256.hexdigest()
+        if n == 0:
+            continue
+        entries[split] = write_rows(folder / f"{split}.bin", islice(rows, n), tokenizer)
+        if pairs.preferences:
+            entries[split]["preferences"] = n
+    return tokenizer, entries, facts.sha256
 
 
 def write_rows(path, rows, tokenizer):
     """Write the pairs of some rows. Returns the entry of the split in meta.json."""
 
     def texts():
+        """A prompt, its answer, the next prompt, ..."""
         for where, pairs in rows:
             for prompt, answer in pairs:
                 if not tokenizer.stops and "\n" in answer:
                     raise UserError("the answer has several lines", where, "use --tokenizer=gpt2")
-                yield from (prompt, answer)
+                yield prompt
+                yield answer
 
     file = TokenFile(path, tokenizer.vocab_size, masked=True)
     first = [] if tokenizer.bos is None else [tokenizer.bos]
     results = encode_batches(tokenizer, texts(), documents=True)
-    for (prompt, prompt_bytes), (answer, answer_bytes) in zip(results, results, strict=True):
-        prompt = [*first, *prompt] or [tokenizer.start]
-        mask = bytes(len(prompt)) + b"\1" * (len(answer) + 1)
-        file.add([*prompt, *answer, tokenizer.end], prompt_bytes + answer_bytes, mask)
+    for prompt, prompt_bytes in results:
+        answer, answer_bytes = next(results)
+        prompt = [*first, *prompt] or [tokenizer.start]  # never empty: it predicts the answer
+        answer = [*answer, tokenizer.end]
+        mask = b"\0" * len(prompt) + b"\1" * len(answer)
+        file.add(prompt + answer, prompt_bytes + answer_bytes, mask)
     return file.close()

@@ -64,7 +64,7 @@ class Muon(torch.optim.Optimizer):
     matrix products are, else in float32; torch's uses bfloat16 always. In float32 a run has the
     same losses on every CPU. Matrices of one shape are orthogonalized in one batch, which makes up
     for the slower float32 if they are small: 0.86 of torch's time at a width of 128, 1.6 at 384, on
-    a CPU with bfloat16 instructions (bench/speed.py optimizer)."""
+    a CPU with bfloat16 instructions (python -m extras.speed optimizer)."""
 
     moments = 1
     takes_matrices_only = True

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from common import files
-from common.configurator import keys, load, typed
+from common.configurator import keys, load
 from common.errors import Failure, UserError, folded
 from parts import moe
 from parts.architectures import CORNERS, configure
@@ -20,7 +20,7 @@ from tokens.mixture import bits_per_byte, open_split
 from tokens.pairs import Pairs
 from training import losses
 from training.run_folder import DIVERGED, evaluation_lines, measures_text
-from training.settings import TrainConfig, scope, variant_config
+from training.settings import NanoGPT, TrainConfig, scope
 from weights import checkpoint
 
 OTHER = {"gpt2": "llama", "llama": "gpt2"}
@@ -50,7 +50,7 @@ def variant(run):
     c = run.model.config
     if isinstance(c, VariantConfig):
         return c
-    return variant_config(asdict(c) | {"model": run.config.model})
+    return configure(asdict(c) | {"model": run.config.model}, as_variant=True)
 
 
 def used_parameters(model):
@@ -208,40 +208,41 @@ def closing_prompt(split, tokenizer):
     return tokenizer.decode(prompt), newline
 
 
-def print_next_commands(folder, config, argv):
+def print_next_commands(folder, config, given):
     """The checkpoint's folder, and commands that sample from it and train the other model."""
     out_dir = Path(config.out_dir)
     print(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}")
     print(f"sample more:\n{files.command('sample.py', f'--out_dir={out_dir}')}")
-    twin = twin_arguments(argv)
+    twin = twin_arguments(given)
     if twin:
         print(f"compare with {NAMES[OTHER[config.model]]}:\n{files.command('train.py', *twin)}")
 
 
-def twin_arguments(argv):
+def twin_arguments(given):
     """The arguments that train the other model in the same way: its config file, and what the user
-    typed. [] if there is no such config, if the user chose the model or where the run starts, or if
-    the other model does not take these keys or sizes."""
-    word = "llama" if any("llama" in arg for arg in argv if arg.endswith(".py")) else "gpt2"
-    other, twin = OTHER[word], []
-    for arg in argv:
-        renamed = arg.replace(word, other) if arg.endswith(".py") else arg
-        if arg.startswith("--out_dir="):
-            parent, slash, name = arg.rpartition("/")
-            name = name.replace(word, other) if word in name else f"{name}-{other}"
-            renamed = parent + slash + name
-        twin.append(renamed)
-
+    typed. [] if there is no such config, if the user chose the model or the weights to start from,
+    or if the other model does not take these keys or sizes. given: configurator.Given."""
+    word = "llama" if any("llama" in name for name in given.files) else "gpt2"
+    other = OTHER[word]
+    config_files = [name.replace(word, other) for name in given.files]
     start = {"model", "arch", "init_from", "overwrite", "allow_data_change"}
-    if typed(argv) & start or not any(arg.endswith(".py") and arg not in argv for arg in twin):
+    if config_files == given.files or not start.isdisjoint(given.typed):
         return []
+
+    texts = dict(given.texts)
+    if "out_dir" in texts:
+        parent, slash, name = texts["out_dir"].rpartition("/")
+        renamed = f"{name}-{other}"
+        if word in name:
+            renamed = name.replace(word, other)
+        texts["out_dir"] = f"{parent}{slash}{renamed}"
+    arguments = [*config_files, *texts.values()]
     try:
-        values, _ = load(twin, [TrainConfig, VariantConfig], "", scope)
-        known = keys(TrainConfig, CORNERS[other][0])
-        configure(values)
+        configure(load(arguments, [TrainConfig, VariantConfig, NanoGPT], "", scope).values)
     except UserError:  # no such config, or sizes that it cannot have, such as heads of odd width
         return []
-    return twin if typed(twin) <= known.keys() else []
+    known = keys(TrainConfig, NanoGPT, CORNERS[other][0])
+    return arguments if given.typed.keys() <= known.keys() else []
 
 
 # ---------------------------------------------------------------- a run that fails

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from common import files
 from common.configurator import (
     Fraction,
+    Given,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -19,12 +20,11 @@ from common.configurator import (
     build,
     keys,
     load,
-    typed,
 )
 from common.errors import UserError, speaks
-from common.runtime import find_device, find_ranks, memory_of
+from common.runtime import find_device, memory_of, with_number
 from parts import costs
-from parts.architectures import ARCH, FORMER, configure, idle
+from parts.architectures import ARCH, MODEL_KEYS, configure, without_effect
 from parts.variant import VariantConfig
 from training.optim import OPTIMIZER, SCHEDULE
 from training.run_folder import LOGGERS
@@ -185,29 +185,43 @@ RENAMED = {
     "wandb_log": "use --log=wandb",
     "wandb_project": "set WANDB_PROJECT in the environment",
     "wandb_run_name": "leave it out: out_dir names the charts, or WANDB_NAME in the environment",
-} | {key: f"use --attn_extra={'|'.join(words.values())}" for key, words in FORMER.items()}
+}
+for _key, _words in checkpoint.FORMER.items():
+    RENAMED[_key] = f"use --attn_extra={'|'.join(_words.values())}"
+
+
+@dataclass
+class NanoGPT:
+    # rare: keys of nanoGPT
+    wandb_log: bool = False  # the same as --log=wandb
 
 
 class Settings(NamedTuple):
     """The combined settings of the command line, the config files and the checkpoint to resume."""
 
     config: TrainConfig
-    model: dict  # {key: value}: `model`, `arch` and the model's keys that were given or stored
-    folder: Path | None = None  # the checkpoint that holds the first weights: this run's, another's
-    state: dict | None = None  # of a resumed run: its state besides tensors: step, best loss, ...
+    model: dict  # {key: value}: those of MODEL_KEYS that were given or stored
+    folder: Path | None  # the checkpoint with the first weights: of this run or of another
+    state: dict | None  # stored in the checkpoint of a resumed run: step, best loss, ...
+    command_line: Given  # with its config files
 
 
 def read_config(argv, usage):
     """The Settings of a command line. Raises UserError for an invalid key or value."""
     defaults = dict.fromkeys(ARCH["gpt2"], "as in model")
-    values, words = load(argv, [TrainConfig, VariantConfig], usage, scope, RENAMED, defaults)
-    if words:
-        fix = "write --key=value, or name a config file that ends in .py"
-        raise UserError(f"cannot read {words[0]}", "command line", fix)
+    given = load(argv, [TrainConfig, VariantConfig, NanoGPT], usage, scope, RENAMED, defaults)
+    if given.words:
+        fix = "write --key=value, or the name of a config file, NAME.py"
+        raise UserError(f"cannot read {given.words[0]}", "command line", fix)
 
-    folder, state, init_from = None, None, values.get("init_from", "scratch")
-    if init_from != "resume" or "warmup_iters" in values:  # a checkpoint's own warm-up is right
-        values = shorten_warmup(values, argv)
+    values = given.values
+    if values.pop("wandb_log", False):
+        values.setdefault("log", "wandb")
+    init_from = values.get("init_from", "scratch")
+    if init_from != "resume" or "warmup_iters" in values:  # else the stored warm-up is kept
+        values = shorten_warmup(values, given.typed)
+    folder = None
+    state = None
     if init_from == "resume":
         folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
         state, stored, _ = checkpoint.read(folder)
@@ -215,45 +229,43 @@ def read_config(argv, usage):
     elif init_from != "scratch" and checkpoint.steps(init_from):
         folder = checkpoint.find(init_from)
         _, stored, _ = checkpoint.read(folder)
-        values = with_model_of(stored["model"], model_values(stored), values)
+        check_base(values, stored["model"])
+        values = model_values(stored) | values
 
     config = build(TrainConfig, values)
     config.device = with_number(config.device)
     model = model_values(values)
     if folder is not None or init_from == "scratch":
         check_model(model)
-    return Settings(config, model, folder, state)
+    return Settings(config, model, folder, state, given)
 
 
 def model_values(values):
-    """Those of the values of a run that are of its model."""
-    others = (keys(TrainConfig).keys() | {*ONE_START, *RENAMED}) - {"model", "arch"}
-    return {key: value for key, value in values.items() if key not in others}
+    """The values of the model's keys alone."""
+    return {key: value for key, value in values.items() if key in MODEL_KEYS}
 
 
-def with_model_of(word, model, values):
-    """The values of a run that starts from weights of a model `word` with the values `model`.
-    Raises UserError if the model given is another one."""
+def check_base(values, word):
+    """Raise UserError if a run that starts from weights of the model `word` names the other one."""
     if values.get("model", word) != word:
-        where, fix = f"init_from={values['init_from']}", f"leave model={values['model']} out"
-        raise UserError(f"these are weights of a {word} model", where, fix)
-    return model | values | {"model": word}
+        what = f"init_from={values['init_from']} has the weights of a {word} model"
+        raise UserError(what, f"model={values['model']}", "remove it")
 
 
-def shorten_warmup(values, argv):
-    """The values of a run, in which a warm-up that is longer than the schedule becomes a tenth of
-    it. A note says so. If the user typed its length, it stays, and TrainConfig refuses it."""
-    has_end = values.get("lr_decay_iters") is not None
-    end_key = "lr_decay_iters" if has_end else "max_iters"
+def shorten_warmup(values, typed):
+    """The values of a run, with a warm-up of a tenth of the schedule if it would be longer than the
+    schedule. A note says so. A warm-up that the user typed stays, and TrainConfig refuses it."""
+    end_key = "max_iters" if values.get("lr_decay_iters") is None else "lr_decay_iters"
     end = max(0, values.get(end_key, TrainConfig.max_iters))
     warmup = values.get("warmup_iters", TrainConfig.warmup_iters)
-    if warmup < max(end, 1) or "warmup_iters" in typed(argv):
+    if warmup < max(end, 1) or "warmup_iters" in typed:
         return values
 
+    shorter = end // 10
     if speaks():
-        what = f"a warm-up of {warmup} steps does not fit {end_key}={end}"
-        files.warn_once(f"{what}: shortened to {end // 10}, a tenth", "note")
-    return values | {"warmup_iters": end // 10}
+        change = f"warmup_iters shortened from {warmup} to {shorter}"
+        files.warn_once(f"{change} (a tenth of {end_key}={end})", "note")
+    return values | {"warmup_iters": shorter}
 
 
 def say(text):
@@ -262,21 +274,21 @@ def say(text):
         print(text)
 
 
-def scope(given):
+def scope(values):
     """The names that a config file may read besides the keys: the device of the run, and the
     memory of a GPU in GB."""
-    device = find_device(given.get("device", "auto"))
+    device = find_device(values.get("device", "auto"))
     return {"device": device, "device_memory": memory_of(device)}
 
 
 def check_model(values):
-    """Raise UserError for values that exclude each other, or a key that this model does not
+    """Raise UserError for values that contradict each other, or a key that this model does not
     have."""
     known = {"model", "arch", *keys(type(configure(values)))}
     for key, value in values.items():
         if key not in known:
-            what = f"{key} means nothing to model={values.get('model', 'gpt2')}"
-            fix = "leave it out, or choose a part or a model that reads it"
+            what = f"{key} has no effect with model={values.get('model', 'gpt2')}"
+            fix = "remove it, or choose a part or a model that reads it"
             raise UserError(what, f"{key}={value}", fix)
 
 
@@ -284,29 +296,33 @@ def check_model(values):
 
 
 def resume_values(stored, given, folder):
-    """The values of a resumed run: those stored in its checkpoint, overridden by those given now.
-    Raises UserError if they change the architecture; warns if they change the losses."""
+    """The values of a resumed run: the stored ones, overridden by the given ones. Raises UserError
+    if the given ones change the architecture; warns if they change the losses."""
     stored = {key: value for key, value in stored.items() if key not in RENAMED}
-    # `auto` given again is not a new choice.
-    given = {k: v for k, v in given.items() if not (k in RESOLVED and v == "auto")}
+    for key in RESOLVED:  # a new `auto` keeps the choice that was made when the run began
+        if given.get(key) == "auto":
+            given = {name: value for name, value in given.items() if name != key}
     now = keep_device(stored, given) | given
     now |= asdict(configure(now))
 
-    changed = {
-        key: f"{key} {stored[key]} -> {now[key]}" for key in stored if now[key] != stored[key]
-    }
-    before, after = (asdict(variant_config(values)) for values in (stored, now))
-    slots = [key for key in after.keys() - stored.keys() if before[key] != after[key]]
-    changed |= {key: f"{key} {before[key]} -> {after[key]}" for key in sorted(slots)}
-    trained = {*keys(TrainConfig), *ONE_START} - {"model", "match"}
-    other = [text for key, text in changed.items() if key not in trained]
-    if other:
-        what = f"the checkpoint has another architecture: {', '.join(other)} (now asked for)"
+    changed = {}
+    for key, value in stored.items():
+        if now[key] != value:
+            changed[key] = f"{key} {value} -> {now[key]}"
+    before = asdict(configure(stored, as_variant=True))
+    after = asdict(configure(now, as_variant=True))
+    for key in sorted(after.keys() - stored.keys()):
+        if before[key] != after[key]:
+            changed[key] = f"{key} {before[key]} -> {after[key]}"
+    fixed = (MODEL_KEYS | {"match"}) - {"arch"}  # arch only names the parts
+    architecture = [text for key, text in changed.items() if key in fixed]
+    if architecture:
+        what = f"the given architecture is not the stored one: {', '.join(architecture)}"
         fix = "give only --init_from=resume and --out_dir: a config file may set these keys"
         raise UserError(what, folder, fix)
     if now["dtype"] == "float16" != stored["dtype"]:
-        what = f"a run in {stored['dtype']} has no scale of its loss, which float16 needs"
-        raise UserError(what, "dtype=float16", "leave dtype out")
+        what = f"a run in {stored['dtype']} cannot go on in float16: it stored no scale of the loss"
+        raise UserError(what, "dtype=float16", "remove dtype")
     course = [changed[key] for key in (*COURSE, "device", "compile") if key in changed]
     if course:
         say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
@@ -314,17 +330,9 @@ def resume_values(stored, given, folder):
     return {key: value for key, value in now.items() if key not in ONE_START or key in given}
 
 
-def variant_config(values, vocab_size=None):
-    """The VariantConfig of a run's keys, with every slot named, also where the run uses a readable
-    model. `vocab_size` is the dataset's, which a vocab_size among the values overrides."""
-    values = {key: value for key, value in values.items() if (key, value) != ("arch", None)}
-    known = {} if vocab_size is None else {"vocab_size": vocab_size}
-    return configure({"arch": values.get("model", "gpt2")} | known | values)
-
-
 def keep_device(stored, given):
-    """The stored values, with a device that this machine has. If its kind changes, whether to
-    compile is decided again."""
+    """The stored values, with a device that this machine has. If the kind of device changes, the
+    choice of `compile` is made again."""
     stored_device = stored.get("device", "auto")
     device = given.get("device", stored_device)
     try:
@@ -338,15 +346,6 @@ def keep_device(stored, given):
     return stored | {"device": device, "compile": "auto"}
 
 
-def with_number(device):
-    """A CUDA device with its number, since a thread that chooses it needs one; another device as it
-    is. Of torchrun's ranks each chooses its own, so they get none."""
-    kind, _, number = find_device(device).partition(":")
-    if kind != "cuda":
-        return device
-    return "cuda" if find_ranks()[1] > 1 else f"cuda:{number or 0}"
-
-
 def first_state(given, fingerprint):
     """The state that a run starts from: that of the checkpoint, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
@@ -354,7 +353,7 @@ def first_state(given, fingerprint):
     state = given.state or new | {"data": fingerprint}
     changed = state["data"] != fingerprint
     if changed and not given.config.allow_data_change:
-        what = f"the data in {given.config.dataset} are not those this run began with"
+        what = f"dataset={given.config.dataset} has changed since this run began"
         fix = "prepare the same text again, train in another out_dir, or give --allow_data_change"
         raise UserError(what, given.folder, fix)
     if changed:  # losses on the old data cannot be compared with new ones
@@ -368,14 +367,15 @@ def first_state(given, fingerprint):
 
 def import_weights(given, hf, tokenizer):
     """(Settings with the model's values, {name: tensor}) of pretrained weights. Sets config.model.
-    Raises UserError if another model is asked for, or if the data have another tokenizer."""
+    Raises UserError if the user named the other model, or if the data have another tokenizer."""
     config = given.config
     word, imported, weights = hf.load_pretrained(config.init_from)
-    model = with_model_of(word, imported, given.model | {"init_from": config.init_from})
-    model = model_values(model)
+    check_base(given.model | {"init_from": config.init_from}, word)
+    model = imported | given.model | {"model": word}
     longest = imported["block_size"]
     if model["block_size"] > longest and model.get("rope_scaling", "none") == "none":
-        say(f"note: block_size {model['block_size']} -> {longest}, the longest of these weights")
+        change = f"block_size shortened from {model['block_size']} to {longest}"
+        say(f"note: {change} (the longest context of these weights)")
         model["block_size"] = longest
     check_model(model)
     if hf.same_tokens(config.init_from, tokenizer) is False:
@@ -386,28 +386,29 @@ def import_weights(given, hf, tokenizer):
     return given._replace(model=model), weights
 
 
-def model_config(given, vocab_size):
-    """The configuration of a new model for data with this vocabulary. With `match`, a variant gets
-    the MLP width at which it costs as much as its base."""
-    config, values = given.config, {"vocab_size": vocab_size} | given.model
+def new_model_config(given, vocab_size):
+    """The configuration of a new model for data with this vocabulary. `given` are the Settings.
+    With `match`, a variant gets the MLP width at which it costs as much as its base."""
+    config = given.config
+    values = {"vocab_size": vocab_size} | given.model | {"model": config.model}
     check_vocabulary(values["vocab_size"], vocab_size, config)
-    made = configure({"model": config.model} | values)
+    made = configure(values)
     if not isinstance(made, VariantConfig):
         return made
-    unused = [key for key in idle(asdict(made)) if key in values]
+    unused = [key for key in without_effect(asdict(made)) if key in values]
     if unused:
-        say(f"note: {', '.join(unused)} has no effect on the parts chosen")
+        say(f"note: {', '.join(unused)} has no effect with the chosen parts")
     if config.match == "none":
         return made
 
-    shared = ("block_size", "n_layer", "n_head", "n_embd", "multiple_of", "vocab_size")
+    shared = ("block_size", "n_layer", "n_head", "n_embd", "multiple_of", "vocab_size", "model")
     sizes = {key: values[key] for key in shared if key in values}
-    base = configure(sizes | {"model": config.model, "arch": config.model})
+    base = configure(sizes, as_variant=True)
     try:
         width, residual = costs.match(made, base, config.match)
     except ValueError as error:
-        raise UserError(str(error), f"match={config.match}", "leave match out") from None
-    say(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {config.model}")
+        raise UserError(str(error), f"match={config.match}", "remove match") from None
+    say(f"match {config.match}: mlp_width {width}, {residual:+.2f} % from the base {config.model}")
     return replace(made, mlp_width=width)
 
 
@@ -415,5 +416,5 @@ def check_vocabulary(known, needed, config):
     """Raise UserError if a model with `known` tokens cannot read data with `needed`."""
     if known < needed:
         what = f"the model's vocab_size={known} is below the data's {needed}"
-        fix = "prepare the text with the model's tokenizer, or leave vocab_size out"
+        fix = "prepare the text with the model's tokenizer, or remove vocab_size"
         raise UserError(what, f"dataset={config.dataset}", fix)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from common import files
 from common.errors import Failure, UserError, one_line
-from parts.architectures import configure, make, translated
+from parts.architectures import configure, make
 from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
 from weights import checks
@@ -34,6 +34,15 @@ NAMES = {  # the folders in ckpt/ that are ours; .tmp and .old are names of earl
     "complete": re.compile(STEP),
     "renamed": re.compile(rf"\.{STEP}\.old-[0-9a-f]{{16}}|{STEP}\.old"),
     "unfinished": re.compile(rf"\.{STEP}\.partial-[0-9a-f]{{16}}|{STEP}\.tmp"),
+}
+
+# Keys of earlier versions that are words of attn_extra now: {key: {value: word}}.
+FORMER = {
+    "attn_gate": {"head": "gate_head", "element": "gate_element"},
+    "attn_sink": {True: "sink"},
+    "value_residual": {True: "value_residual"},
+    "value_embed": {True: "value_embed"},
+    "xsa": {True: "xsa"},
 }
 
 
@@ -85,7 +94,7 @@ def pointer(out_dir, name):
         if name == "best":
             present = checkpoints(out_dir)
             state = files.read_json(present[max(present)] / "state.json", FOREIGN)
-            if state["best_step"] in [*present]:
+            if state["best_step"] in list(present):
                 return state["best_step"]
         return int(files.regular(Path(out_dir) / name).read_text())
     except (OSError, ValueError, LookupError, UserError):
@@ -95,7 +104,9 @@ def pointer(out_dir, name):
 def find(out_dir, which="latest"):
     """The checkpoint folder that `which` (latest, best, or a step) names in a run folder.
     Raises UserError if it is not there."""
-    which, where, present = str(which), f"out_dir={out_dir}", checkpoints(out_dir)
+    which = str(which)
+    where = f"out_dir={out_dir}"
+    present = checkpoints(out_dir)
     if not present:
         fix = "train first, or name another run folder"
         raise UserError("no checkpoint here", where, fix)
@@ -105,14 +116,14 @@ def find(out_dir, which="latest"):
     elif which == "best":
         step = pointer(out_dir, "best")
         if step is None:
-            fix = f"choose latest, or a step from {[*present]}"
+            fix = f"choose latest, or a step from {list(present)}"
             raise UserError("the best step was not saved", where, fix)
     elif re.fullmatch("[0-9]{1,18}", which):
         step = int(which)
     else:
         raise UserError(f"no checkpoint is called {which}", where, "choose latest, best, or a step")
     if step not in present:
-        raise UserError(f"no checkpoint of step {step}", where, f"choose from {[*present]}")
+        raise UserError(f"no checkpoint of step {step}", where, f"choose from {list(present)}")
     return present[step]
 
 
@@ -153,7 +164,8 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
         files.write(Path(out_dir) / "best", f"{best_step}\n")
     settle(out_dir)
     present = checkpoints(out_dir)
-    for old in present.keys() - {*[*present][-2:], best_step, step}:
+    newest = list(present)[-2:]
+    for old in present.keys() - {*newest, best_step, step}:
         discard(present[old])
     return folder
 
@@ -239,6 +251,15 @@ def flaw(folder):
     return None
 
 
+def with_todays_keys(config):
+    """The stored configuration of a run, with today's keys instead of FORMER."""
+    if "attn_extra" in config or FORMER.keys().isdisjoint(config):
+        return config
+    extras = [words[config[key]] for key, words in FORMER.items() if config.get(key) in words]
+    kept = {key: value for key, value in config.items() if key not in FORMER}
+    return kept | {"attn_extra": ",".join(extras) or "none"}
+
+
 def read(folder):
     """(state, config, tokenizer) of a checkpoint folder, as dictionaries. Raises UserError unless
     the checksums match and every value has the type and range that later code relies on."""
@@ -254,7 +275,7 @@ def read(folder):
     names = ("state", "config", "tokenizer")
     state, config, tokenizer = (files.read_json(folder / f"{name}.json", FOREIGN) for name in names)
     checks.check_state(state, folder / "state.json")
-    config = translated(config)
+    config = with_todays_keys(config)
     checks.check_config(config, folder / "config.json")
     return state, config, tokenizer
 
@@ -286,12 +307,13 @@ def optimizer_tensors(folder):
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
-    wrong, with_state = [], set()
+    wrong = []
+    with_state = set()
     for key, tensor in tensors.items():
         name = key.rpartition("/")[0]
         if not key.startswith(REFERENCE):
             with_state.add(name)
-            if [*tensor.shape] not in ([], weights.get(name)):  # []: a count of steps
+            if list(tensor.shape) not in ([], weights.get(name)):  # []: a count of steps
                 wrong.append(key)
     if with_state:  # none before the first step; afterwards every matrix has a state
         wrong += [name for name in weights if len(weights[name]) > 1 and name not in with_state]

@@ -1,7 +1,7 @@
 """
-Checks of what a file holds before it is used: the values of its JSON, and the types, finiteness,
-names and shapes of its tensors. Each function raises UserError for the first problem and names
-the file and the key or tensor.
+Checks of a file before it is used: the values of its JSON, and the types, finiteness, names and
+shapes of its tensors. Each function raises UserError for the first problem and names the file and
+the key or tensor.
 """
 
 from typing import Literal
@@ -99,15 +99,18 @@ def read_tensors(path, fix=FOREIGN, unread=None):
 
 
 def misfits(model, tensors):
-    """What keeps tensors {name: tensor} from being the weights of a model, or "". A tied weight has
-    several names in the model and one in a file."""
-    expected, names = model.state_dict(keep_vars=True), {}
+    """The names that a model has and tensors {name: tensor} do not, or the reverse, and the shapes
+    that differ, as text; "" if they fit. A tied weight has several names in the model and one in a
+    file."""
+    expected = model.state_dict(keep_vars=True)
+    names = {}  # {id of a tensor: its names}
     for name, tensor in expected.items():
         names.setdefault(id(tensor), []).append(name)
     wrong = [f"no {same[0]}" for same in names.values() if not tensors.keys() & set(same)]
     wrong += [f"no place for {name}" for name in tensors if name not in expected]
     for name in tensors.keys() & expected.keys():
-        stored, own = tuple(tensors[name].shape), tuple(expected[name].shape)
+        stored = tuple(tensors[name].shape)
+        own = tuple(expected[name].shape)
         if stored != own:
             wrong.append(f"{name} is {stored}, not {own}")
     return first_three(wrong)
@@ -116,7 +119,8 @@ def misfits(model, tensors):
 def first_three(names):
     """The first three of many names, for a message."""
     names = sorted(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    listed = ", ".join(names[:3])
+    return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"
 
 
 def check_fit(values, tensors, where, fix=FOREIGN):

@@ -1,11 +1,9 @@
 """
-Export a trained model to the formats of other libraries:
+Export a trained model as a folder for Hugging Face transformers:
 
-    python -m weights.export --export=hf --out_dir=out-llama-shakespeare --dest=llama-hf
-    python -m weights.export --export=gguf --out_dir=out-llama-shakespeare --dest=llama.gguf
+    python -m weights.export --out_dir=out-llama-shakespeare --dest=llama-hf
 
-The first writes a folder for Hugging Face transformers, the second a file for llama.cpp. If no
-model class there has one of the model's parts, the export stops and names the part.
+If no model class there has one of the model's parts, the export stops and names the part.
 """
 
 import errno
@@ -13,7 +11,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -22,75 +19,99 @@ from safetensors.torch import save_file
 from common.configurator import build, load
 from common.errors import Failure, UserError, one_line, run
 from common.files import leftovers, partial, remedy, remove, share, sync
-from parts.architectures import ARCH, idle
-from weights import gguf
+from parts.architectures import ARCH, without_effect
 from weights.checkpoint import open_run
-from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS
+from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS, usual_sizes
 from weights.hf import DEFAULTS, expert_names, rows, understand
 from weights.tokenizers import to_tokenizer_json
-
-SIZES = (  # (tensor, the key that its size gives, in which dimension)
-    ("mlp.up.weight", "mlp_width", 0),
-    ("mlp.up", "mlp_width", 1),
-    ("attn.conv.weight", "conv", 1),
-)
 
 # ---------------------------------------------------------------- ours to theirs
 
 
 def complete(word, values, tensors):
     """(values, effective) for a model of ours: the values of VariantConfig that describe it
-    completely, and the keys of those that have an effect on it."""
+    completely, and the keys that have an effect on it."""
     v = DEFAULTS | ARCH[word] | values
-    first = {name.removeprefix("blocks.0."): tensor.shape for name, tensor in tensors.items()}
-    v |= {key: first[name][dim] for name, key, dim in SIZES if name in first}
+    if "blocks.0.mlp.up.weight" in tensors:  # (width, C)
+        v["mlp_width"] = tensors["blocks.0.mlp.up.weight"].shape[0]
+    elif "blocks.0.mlp.up" in tensors:  # (experts, width, C)
+        v["mlp_width"] = tensors["blocks.0.mlp.up"].shape[1]
+    if "blocks.0.attn.conv.weight" in tensors:  # (channels, tokens)
+        v["conv"] = tensors["blocks.0.attn.conv.weight"].shape[1]
     if v["mixer"] == "mamba2":
-        v["state_size"] = first["attn.wq.weight"][0]
-    v["n_kv_head"] = v["n_kv_head"] or v["n_head"]
-    v["head_dim"] = v["head_dim"] or v["n_embd"] // v["n_head"]
-    v["mlp_width"] = v["mlp_width"] or 4 * v["n_embd"]
-    v["bias"] = {True: "all", False: "none"}.get(v["bias"], v["bias"])
-    if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
+        v["state_size"] = tensors["blocks.0.attn.wq.weight"].shape[0]
+    fill_in(v)
+    if v["bias"] is True:
+        v["bias"] = "all"
+    elif v["bias"] is False or (v["bias"] == "norm" and v["norm"] == "rmsnorm"):
         v["bias"] = "none"
-    unread = ROPE_NUMBERS.keys() - ROPE_READS.get(v["rope_scaling"], set())
-    sizes = {"multiple_of", "ffn_dim_multiplier"}  # mlp_width says it
-    return v, v.keys() - {"dropout", "attn_dropout", *sizes, *idle(v), *unread}
+
+    ignored = {
+        "dropout",
+        "attn_dropout",
+        "multiple_of",  # mlp_width has the width
+        "ffn_dim_multiplier",
+        *without_effect(v),
+        *(ROPE_NUMBERS.keys() - ROPE_READS.get(v["rope_scaling"], set())),
+    }
+    return v, v.keys() - ignored
+
+
+def fill_in(values):
+    """Put the usual size in place of each missing one."""
+    for key, size in usual_sizes(values).items():
+        values[key] = values[key] or size
 
 
 def describe(kind, v):
     """A family's config.json for our values v, as far as the family can express them."""
     family = FAMILIES[kind]
-    config = {"model_type": kind, "architectures": [family.architecture]}
-    config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = {
+        "model_type": kind,
+        "architectures": [family.architecture],
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
     for ours, key in family.keys.items():
+        value = v[ours]
         if ours == "rope_scaling":
-            scaling = v[ours]
-            if scaling in key.words and scaling != "none":  # newer readers accept it, too
-                numbers = {ROPE_NUMBERS[number]: v[number] for number in ROPE_READS[scaling]}
-                if scaling == "llama3":
-                    numbers |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-                config["rope_scaling"] = {"rope_type": scaling} | numbers
+            if value in key.words and value != "none":
+                config["rope_scaling"] = describe_scaling(v)
         elif ours in ROPE_NUMBERS:
-            continue
-        elif not key.words:  # None: no window, no cap, where ours is 0
-            config[key.name] = v[ours] if v[ours] or type(v[ours]) is bool else None
-        elif v[ours] in key.words:
-            config[key.name] = key.words[v[ours]][0]
+            continue  # rope_scaling holds them
+        elif key.words:
+            if value in key.words:
+                config[key.name] = key.words[value][0]
+        elif value or type(value) is bool:
+            config[key.name] = value
+        else:
+            config[key.name] = None  # no window, no cap, where ours is 0
     for key in family.absent:
         fixed = family.fixed[key]
         config[key] = fixed(config) if callable(fixed) else fixed
     return config
 
 
-def blocking(config, v, effective):
+def describe_scaling(v):
+    """Their rope_scaling for our values v. Newer versions of transformers accept this form, too."""
+    scaling = {"rope_type": v["rope_scaling"]}
+    for number in ROPE_READS[v["rope_scaling"]]:
+        scaling[ROPE_NUMBERS[number]] = v[number]
+    if v["rope_scaling"] == "llama3":
+        scaling["low_freq_factor"] = 1.0
+        scaling["high_freq_factor"] = 4.0
+    return scaling
+
+
+def lost_values(config, v, effective):
     """{key: value} of ours that a family's configuration, read back, does not reproduce."""
     try:
-        _, back = understand(config, "export")
+        _, understood = understand(config, "export")
     except UserError:
         return dict.fromkeys(effective)  # it reproduces none
-    back = DEFAULTS | back
-    back["n_kv_head"] = back["n_kv_head"] or back["n_head"]
-    back["head_dim"] = back["head_dim"] or back["n_embd"] // back["n_head"]
+    back = DEFAULTS | understood
+    fill_in(back)
     if v["bias"] == "none" or back["bias"] == "all":  # biases that ours lacks are zeros
         back["bias"] = v["bias"]
     return {key: v[key] for key in sorted(effective) if back[key] != v[key]}
@@ -101,57 +122,73 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     tensors, as one of the families `kinds`. A family can express the model if the family's
     configuration, read back, gives ours. Raises UserError that names the parts no family has."""
     v, effective = complete(word, values, tensors)
-    candidates = {}
-    for kind in kinds:
-        config = describe(kind, v)
-        candidates[kind] = config, blocking(config, v, effective)
-    kind = min(candidates, key=lambda kind: len(candidates[kind][1]))
-    config, blocks = candidates[kind]
-    if blocks:
-        what = ", ".join(f"{key}={value}" for key, value in blocks.items())
-        program, fix = "Hugging Face", "keep it in our own format"
-        if kinds == gguf.FAMILIES:
-            program, fix = "GGUF", "--export=hf allows more parts"
-        models = f"no {program} model has this together with the other parts"
-        raise UserError(f"{what}: {models} (the closest is {kind})", "export", fix)
+    configs = {kind: describe(kind, v) for kind in kinds}
+    lost = {kind: lost_values(config, v, effective) for kind, config in configs.items()}
+    kind = min(kinds, key=lambda kind: len(lost[kind]))
+    if lost[kind]:
+        parts = ", ".join(f"{key}={value}" for key, value in lost[kind].items())
+        what = f"no family of models has {parts} (the closest is {kind})"
+        raise UserError(what, "export", "keep it in our own format")
+    config = configs[kind]
+    _, understood = understand(config, "export")
+    return config, their_tensors(kind, v, v | understood, tensors)
 
-    expected, theirs = v | understand(config, "export")[1], {}
+
+def their_tensors(kind, v, expected, tensors):
+    """{their name: tensor} for our tensors. v: our values. expected: our values of a model with all
+    tensors that the family's configuration implies."""
+    theirs = {}
     for name, ours, layout in rows(FAMILIES[kind], expected):
         if ours == ["lm_head.weight"] and v["tie_embeddings"]:
             continue
-        for part in ours:  # a bias that their model has and ours does not is zero
-            if part.endswith(".bias") and part not in tensors:
+        parts = []
+        for part in ours:
+            if part.endswith(".bias") and part not in tensors:  # a bias that ours lacks is zero
                 weight = tensors[part.replace(".bias", ".weight")]
-                tensors = tensors | {part: weight.new_zeros(len(weight))}
-        joined = layout.join([tensors[part] for part in ours], v)
-        experts = joined if "*" in name else [joined]
-        theirs |= zip(expert_names(name, v), (t.contiguous() for t in experts), strict=True)
-    return config, theirs
+                parts.append(weight.new_zeros(len(weight)))
+            else:
+                parts.append(tensors[part])
+        joined = layout.join(parts, v)
+        if "*" not in name:
+            theirs[name] = joined.contiguous()
+            continue
+        for expert_name, expert in zip(expert_names(name, v), joined, strict=True):
+            theirs[expert_name] = expert.contiguous()
+    return theirs
 
 
 # ---------------------------------------------------------------- the command
 
+RENAMED = {"export": "leave it out; for a GGUF file: python -m extras.gguf RUN --dest=FILE"}
+
 
 @dataclass
 class ExportConfig:
-    export: Literal["hf", "gguf"] = "hf"  # a folder for transformers, or a file for llama.cpp
     out_dir: str = "out"  # the run folder
-    dest: str = ""  # the folder or file to write; it must not exist yet
+    dest: str = ""  # the folder to write; it must not exist yet
     checkpoint: str = "latest"  # latest, best, or a step
 
 
-def write_folder(folder, config, tensors, tokenizer, context):
+def write_folder(folder, config, tensors, tokenizer):
     """Write a folder that AutoModelForCausalLM and AutoTokenizer open."""
-    stops, about = [*tokenizer.stops], {}
+    block_size = FAMILIES[config["model_type"]].keys["block_size"].name
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config[block_size],
+        "clean_up_tokenization_spaces": False,
+    }
+    stops = list(tokenizer.stops)
     if stops or tokenizer.bos is not None:
         config["bos_token_id"] = tokenizer.start
         config["eos_token_id"] = stops[0] if len(stops) == 1 else stops or None
-        marks = {"bos_token": tokenizer.start} | ({"eos_token": tokenizer.end} if stops else {})
-        about = {key: tokenizer.decode([i]) for key, i in marks.items()}
-    about |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context}
-    about["clean_up_tokenization_spaces"] = False
-    contents = {"config": config, "tokenizer_config": about}
-    contents["tokenizer"] = to_tokenizer_json(tokenizer.to_json())
+        about["bos_token"] = tokenizer.decode([tokenizer.start])
+    if stops:
+        about["eos_token"] = tokenizer.decode([tokenizer.end])
+    contents = {
+        "config": config,
+        "tokenizer_config": about,
+        "tokenizer": to_tokenizer_json(tokenizer.to_json()),
+    }
     folder.mkdir()
     for name, content in contents.items():
         text = json.dumps(content, indent=1, ensure_ascii=False)
@@ -183,28 +220,32 @@ def write_atomically(dest, write, *content):
         remove(temporary)
 
 
-def main(argv):
-    values, words = load(argv, [ExportConfig], __doc__)
-    config = build(ExportConfig, values)
-    if words or not config.dest:
-        what = f"cannot read {words[0]}" if words else "dest is missing"
-        fix = f"write --export={config.export} --out_dir=RUN --dest=NAME"
-        raise UserError(what, "command line", fix)
-    dest = Path(os.path.expanduser(config.dest))
+def export_run(out_dir, checkpoint, dest, write=write_folder, kinds=tuple(FAMILIES)):
+    """Export the model of a run, as one of the families `kinds`, with a function
+    write(path, their config.json, their tensors, our tokenizer)."""
+    dest = Path(os.path.expanduser(dest))
     if os.path.lexists(dest):
         raise UserError("it exists already", f"dest={dest}", "choose another --dest")
     if not dest.absolute().parent.is_dir():
         raise UserError("its parent folder does not exist", f"dest={dest}", "choose another --dest")
 
-    model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
-    kinds = gguf.FAMILIES if config.export == "gguf" else tuple(FAMILIES)
+    model, tokenizer, trained, state = open_run(out_dir, checkpoint)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
-    if config.export == "hf":
-        write_atomically(dest, write_folder, theirs, tensors, tokenizer, model.config.block_size)
-    else:
-        write_atomically(dest, gguf.write, theirs, tensors, tokenizer.to_json())
-    name, count = theirs["architectures"][0], sum(tensor.numel() for tensor in tensors.values())
+    write_atomically(dest, write, theirs, tensors, tokenizer)
+    name = theirs["architectures"][0]
+    count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{dest}: the model after {state['step']} steps, as {name}, {count:,} parameters")
+
+
+def main(argv):
+    given = load(argv, [ExportConfig], __doc__, renamed=RENAMED)
+    values = given.values
+    words = given.words
+    config = build(ExportConfig, values)
+    if words or not config.dest:
+        what = f"cannot read {words[0]}" if words else "dest is missing"
+        raise UserError(what, "command line", "write --out_dir=RUN --dest=FOLDER")
+    export_run(config.out_dir, config.checkpoint, config.dest)
 
 
 if __name__ == "__main__":

@@ -6,55 +6,41 @@ all of weights/, "theirs" means the keys of Hugging Face's config.json and the n
 
 import math
 import re
-from typing import NamedTuple
 
 from weights import layouts
-from weights.layouts import by_head, multi_query, plain, swapped_halves, transposed
+from weights.layouts import Family, Key, layer, row
 
 
-class Key(NamedTuple):
-    """A key of theirs that has one of ours."""
-
-    name: str
-    default: object = int  # what absence means; a type: the key is required; None: as in ours
-    words: dict | None = None  # {our word: their words, the first is the one we write}
-
-
-class Family(NamedTuple):
-    architecture: str  # the name of their class
-    prefix: str  # of their tensor names; files without the head omit it
-    slots: dict  # the values of VariantConfig that all its models share
-    keys: dict  # {our key: Key}
-    fixed: dict  # {their key: the value we can express, a tuple of several, or c -> them}
-    names: list  # the `row` of each linear map and norm
-    tensors: list = []  # the `row` of each other tensor, with its complete name; * is each expert
-    absent: dict = {}  # {their key in `fixed`: what its absence means, if not that value}
-    older: dict = {}  # other names of the same keys: {older: newer}
-    in_rope: dict = {}  # names within rope_parameters: {name there: name in this table}
-
-
-def row(theirs, ours, layout=plain):
-    """(theirs, [ours], layout): how one tensor of theirs holds some of ours, whose names have
-    spaces between them. {} is the number of the layer; our names then are those within a block."""
-    block = "blocks.{}." if "{}" in theirs else ""
-    return theirs, [block + name for name in ours.split()], layout
-
-
-def layer(theirs, ours, layout=plain):
-    """The `row` of a tensor in a layer, whose name begins as in LLaMA."""
-    return row(f"model.layers.{{}}.{theirs}", ours, layout)
+def usual_sizes(v):
+    """{key: the size that a model with our values v has, if the key is None or 0}."""
+    return {
+        "n_kv_head": v["n_head"],
+        "head_dim": v["n_embd"] // v["n_head"],
+        "mlp_width": 4 * v["n_embd"],
+    }
 
 
 # The values that are common to several families.
 SILU = ("silu", "swish")
-ACT = dict(gelu=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), gelu_erf=("gelu",))
-ACT |= dict(relu=("relu",), silu=SILU, relu2=("relu2",))
-GATE = dict(swiglu=SILU, geglu=("gelu_pytorch_tanh", "gelu_new"), reglu=("relu",))
-GATE |= dict(glu=("sigmoid",), bilinear=("linear",))
+ACT = dict(
+    gelu=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    gelu_erf=("gelu",),
+    relu=("relu",),
+    silu=SILU,
+    relu2=("relu2",),
+)
+GATE = dict(
+    swiglu=SILU,
+    geglu=("gelu_pytorch_tanh", "gelu_new"),
+    reglu=("relu",),
+    glu=("sigmoid",),
+    bilinear=("linear",),
+)
 
 ROPE = dict(none=("default",), linear=("linear",), yarn=("yarn",), llama3=("llama3",))
 ROPE_NUMBERS = {"rope_factor": "factor", "rope_original": "original_max_position_embeddings"}
-FACTOR, BOTH = {"rope_factor"}, {*ROPE_NUMBERS}  # the numbers that a kind of rope_scaling reads
+FACTOR = {"rope_factor"}
+BOTH = {"rope_factor", "rope_original"}
 ROPE_READS = dict(linear=FACTOR, ntk=FACTOR, yarn=BOTH, yarn_exact=BOTH, llama3=BOTH)
 
 
@@ -78,42 +64,57 @@ SCALING = dict(
     rope_original=Key("original_max_position_embeddings", None),
 )
 ROPE_KEYS = SCALING | dict(rope_theta=Key("rope_theta", 10000.0))
-ROPE_FIXED = dict(partial_rotary_factor=1, low_freq_factor=1, high_freq_factor=4)
-ROPE_FIXED |= dict(beta_fast=32, beta_slow=1, truncate=True, mscale=None)
-ROPE_FIXED |= dict(attention_factor=yarn_temperature)
+ROPE_FIXED = dict(
+    partial_rotary_factor=1,
+    low_freq_factor=1,
+    high_freq_factor=4,
+    beta_fast=32,
+    beta_slow=1,
+    truncate=True,
+    mscale=None,
+    attention_factor=yarn_temperature,
+)
+SIZES = dict(
+    block_size=Key("max_position_embeddings"),
+    vocab_size=Key("vocab_size"),
+    n_layer=Key("num_hidden_layers"),
+    n_head=Key("num_attention_heads"),
+    n_embd=Key("hidden_size"),
+    tie_embeddings=Key("tie_word_embeddings", False),
+)
+TIED = dict(tie_embeddings=Key("tie_word_embeddings", True))
 
 # ---------------------------------------------------------------- GPT-2 and its kin
 
-
-def sizes(names):
-    """The keys of the sizes, given their names in this order."""
-    ours = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
-    return {key: Key(name) for key, name in zip(ours, names.split(), strict=True)}
-
-
-SIZES = sizes(
-    "max_position_embeddings vocab_size num_hidden_layers num_attention_heads hidden_size"
-) | dict(tie_embeddings=Key("tie_word_embeddings", False))
-TIED = dict(tie_embeddings=Key("tie_word_embeddings", True))
-
 GPT2 = Family(
-    "GPT2LMHeadModel",
-    "transformer.",
-    dict(position="learned", norm="layernorm", block="pre", bias="all"),
-    sizes("n_positions vocab_size n_layer n_head n_embd")
-    | TIED
-    | dict(mlp_width=Key("n_inner", None), mlp=Key("activation_function", "gelu_new", ACT)),
-    dict(layer_norm_epsilon=1e-5, scale_attn_weights=True)
-    | dict(scale_attn_by_inverse_layer_idx=False, add_cross_attention=False),
-    [
+    architecture="GPT2LMHeadModel",
+    prefix="transformer.",
+    slots=dict(position="learned", norm="layernorm", block="pre", bias="all"),
+    keys=dict(
+        block_size=Key("n_positions"),
+        vocab_size=Key("vocab_size"),
+        n_layer=Key("n_layer"),
+        n_head=Key("n_head"),
+        n_embd=Key("n_embd"),
+        tie_embeddings=Key("tie_word_embeddings", True),
+        mlp_width=Key("n_inner", None),
+        mlp=Key("activation_function", "gelu_new", ACT),
+    ),
+    fixed=dict(
+        layer_norm_epsilon=1e-5,
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False,
+    ),
+    names=[
         row("transformer.wte", "wte"),
         row("transformer.wpe", "wpe"),
         row("transformer.h.{}.ln_1", "norm1"),
-        row("transformer.h.{}.attn.c_attn", "attn.wq attn.wk attn.wv", transposed),
-        row("transformer.h.{}.attn.c_proj", "attn.wo", transposed),
+        row("transformer.h.{}.attn.c_attn", "attn.wq attn.wk attn.wv", layouts.transposed),
+        row("transformer.h.{}.attn.c_proj", "attn.wo", layouts.transposed),
         row("transformer.h.{}.ln_2", "norm2"),
-        row("transformer.h.{}.mlp.c_fc", "mlp.up", transposed),
-        row("transformer.h.{}.mlp.c_proj", "mlp.down", transposed),
+        row("transformer.h.{}.mlp.c_fc", "mlp.up", layouts.transposed),
+        row("transformer.h.{}.mlp.c_proj", "mlp.down", layouts.transposed),
         row("transformer.ln_f", "norm_f"),
         row("lm_head", "lm_head"),
     ],
@@ -130,27 +131,34 @@ BLOOM_NAMES = [
 ]
 QKV = "attn.wq attn.wk attn.wv"
 BLOOM = Family(
-    "BloomForCausalLM",
-    "transformer.",
-    dict(position="alibi", norm="layernorm", block="pre", mlp="gelu", bias="all", embed_norm=True),
-    sizes("seq_length vocab_size n_layer n_head hidden_size")
-    | dict(block_size=Key("seq_length", 2048))
-    | TIED,
-    dict(layer_norm_epsilon=1e-5, apply_residual_connection_post_layernorm=False),
-    [
+    architecture="BloomForCausalLM",
+    prefix="transformer.",
+    slots=dict(
+        position="alibi", norm="layernorm", block="pre", mlp="gelu", bias="all", embed_norm=True
+    ),
+    keys=dict(
+        block_size=Key("seq_length", 2048),
+        vocab_size=Key("vocab_size"),
+        n_layer=Key("n_layer"),
+        n_head=Key("n_head"),
+        n_embd=Key("hidden_size"),
+        tie_embeddings=Key("tie_word_embeddings", True),
+    ),
+    fixed=dict(layer_norm_epsilon=1e-5, apply_residual_connection_post_layernorm=False),
+    names=[
         row("transformer.word_embeddings_layernorm", "norm_e"),
         row("transformer.h.{}.post_attention_layernorm", "norm2"),
-        row("transformer.h.{}.self_attention.query_key_value", QKV, by_head),
+        row("transformer.h.{}.self_attention.query_key_value", QKV, layouts.by_head),
         *BLOOM_NAMES,
     ],
     older=dict(n_embed="hidden_size", num_attention_heads="n_head", num_hidden_layers="n_layer"),
 )
 
 FALCON = Family(  # the layout of the 7B model
-    "FalconForCausalLM",
-    "transformer.",
-    dict(position="rope", norm="layernorm", block="parallel", n_kv_head=1),
-    SIZES
+    architecture="FalconForCausalLM",
+    prefix="transformer.",
+    slots=dict(position="rope", norm="layernorm", block="parallel", n_kv_head=1),
+    keys=SIZES
     | TIED
     | ROPE_KEYS
     | dict(
@@ -159,18 +167,27 @@ FALCON = Family(  # the layout of the 7B model
         mlp=Key("activation", "gelu", ACT),
         bias=Key("bias", False, {"norm": (False,), "all": (True,)}),
     ),
-    ROPE_FIXED
-    | dict(head_dim=head_width, layer_norm_epsilon=1e-5, alibi=False)
-    | dict(new_decoder_architecture=False, multi_query=True, parallel_attn=True),
-    [row("transformer.h.{}.self_attention.query_key_value", QKV, multi_query), *BLOOM_NAMES],
+    fixed=ROPE_FIXED
+    | dict(
+        head_dim=head_width,
+        layer_norm_epsilon=1e-5,
+        alibi=False,
+        new_decoder_architecture=False,
+        multi_query=True,
+        parallel_attn=True,
+    ),
+    names=[
+        row("transformer.h.{}.self_attention.query_key_value", QKV, layouts.multi_query),
+        *BLOOM_NAMES,
+    ],
     older=dict(n_embed="hidden_size"),
 )
 
 NEOX = Family(  # also Pythia
-    "GPTNeoXForCausalLM",
-    "gpt_neox.",
-    dict(position="rope", norm="layernorm", bias="all"),
-    SIZES
+    architecture="GPTNeoXForCausalLM",
+    prefix="gpt_neox.",
+    slots=dict(position="rope", norm="layernorm", bias="all"),
+    keys=SIZES
     | SCALING
     | dict(
         mlp_width=Key("intermediate_size"),
@@ -179,12 +196,12 @@ NEOX = Family(  # also Pythia
         rope_theta=Key("rotary_emb_base", 10000.0),
         rope_fraction=Key("rotary_pct", 0.25),
     ),
-    ROPE_FIXED
+    fixed=ROPE_FIXED
     | dict(head_dim=head_width, layer_norm_eps=1e-5, attention_bias=True, rotary_pct=even_part),
-    [
+    names=[
         row("gpt_neox.embed_in", "wte"),
         row("gpt_neox.layers.{}.input_layernorm", "norm1"),
-        row("gpt_neox.layers.{}.attention.query_key_value", QKV, by_head),
+        row("gpt_neox.layers.{}.attention.query_key_value", QKV, layouts.by_head),
         row("gpt_neox.layers.{}.attention.dense", "attn.wo"),
         row("gpt_neox.layers.{}.post_attention_layernorm", "norm2"),
         row("gpt_neox.layers.{}.mlp.dense_h_to_4h", "mlp.up"),
@@ -211,10 +228,10 @@ def full_layers(c):
 # A sliding_window counts with use_sliding_window only.
 NO_WINDOW = LLAMA_FIXED | dict(use_sliding_window=False, layer_types=full_layers)
 LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
-    "LlamaForCausalLM",
-    "model.",
-    dict(position="rope", norm="rmsnorm", block="pre", bias="none"),
-    SIZES
+    architecture="LlamaForCausalLM",
+    prefix="model.",
+    slots=dict(position="rope", norm="rmsnorm", block="pre", bias="none"),
+    keys=SIZES
     | ROPE_KEYS
     | dict(
         n_kv_head=Key("num_key_value_heads", None),
@@ -223,8 +240,8 @@ LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
         norm_eps=Key("rms_norm_eps", 1e-6),
         mlp=Key("hidden_act", "silu", GATE),
     ),
-    LLAMA_FIXED | dict(sliding_window=None),
-    [
+    fixed=LLAMA_FIXED | dict(sliding_window=None),
+    names=[
         row("model.embed_tokens", "wte"),
         layer("input_layernorm", "norm1"),
         layer("self_attn.q_proj", "attn.wq"),
@@ -330,8 +347,8 @@ NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddin
     ),
     names=[
         *(named for named in LLAMA.names if re.search("embed|head|[vo]_proj", named[0])),
-        layer("self_attn.q_proj", "attn.wq", swapped_halves),
-        layer("self_attn.k_proj", "attn.wk", swapped_halves),
+        layer("self_attn.q_proj", "attn.wq", layouts.swapped_halves),
+        layer("self_attn.k_proj", "attn.wk", layouts.swapped_halves),
         layer("mlp.fc1", "mlp.up"),
         layer("mlp.fc2", "mlp.down"),
     ],
@@ -341,10 +358,10 @@ NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddin
 
 MAPS = "attn.wz attn.wv attn.wk attn.wq attn.wa"
 MAMBA2 = Family(
-    "Mamba2ForCausalLM",
-    "backbone.",
-    LLAMA.slots | dict(position="none", block="parallel", mlp="none", mixer="mamba2"),
-    SIZES
+    architecture="Mamba2ForCausalLM",
+    prefix="backbone.",
+    slots=LLAMA.slots | dict(position="none", block="parallel", mlp="none", mixer="mamba2"),
+    keys=SIZES
     | dict(
         block_size=Key("max_position_embeddings", 2048),  # the paper's; transformers ignores it
         n_head=Key("num_heads", 128),
@@ -353,10 +370,15 @@ MAMBA2 = Family(
         conv=Key("conv_kernel", 4),
         norm_eps=Key("layer_norm_epsilon", 1e-5),
     ),
-    dict(hidden_act=SILU, n_groups=1, use_bias=False, use_conv_bias=True)
-    | dict(head_dim=lambda c: c["expand"] * c["hidden_size"] // c["num_heads"])
-    | dict(time_step_limit=([0.0, math.inf], [0.0, {"__float__": "Infinity"}])),
-    [
+    fixed=dict(
+        hidden_act=SILU,
+        n_groups=1,
+        use_bias=False,
+        use_conv_bias=True,
+        head_dim=lambda c: c["expand"] * c["hidden_size"] // c["num_heads"],
+        time_step_limit=([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
+    ),
+    names=[
         row("backbone.embeddings", "wte"),
         row("backbone.layers.{}.norm", "norm1"),
         row("backbone.layers.{}.mixer.in_proj", MAPS, layouts.mamba_maps),
@@ -375,7 +397,19 @@ MAMBA2 = Family(
     absent=dict(head_dim=64, n_groups=8),
 )
 
-# By their model_type. Of those that fit equally well, an export takes the first.
-FAMILIES = dict(gpt2=GPT2, llama=LLAMA, mistral=MISTRAL, bloom=BLOOM, falcon=FALCON, gpt_neox=NEOX)
-FAMILIES |= dict(olmo2=OLMO2, qwen2=QWEN2, qwen3=QWEN3, smollm3=SMOLLM3, nanochat=NANOCHAT)
-FAMILIES |= dict(mixtral=MIXTRAL, mamba2=MAMBA2)
+# By their model_type. If several fit equally well, an export takes the first.
+FAMILIES = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "bloom": BLOOM,
+    "falcon": FALCON,
+    "gpt_neox": NEOX,
+    "olmo2": OLMO2,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "smollm3": SMOLLM3,
+    "nanochat": NANOCHAT,
+    "mixtral": MIXTRAL,
+    "mamba2": MAMBA2,
+}

@@ -5,8 +5,8 @@ Read models in Hugging Face's format into ours:
     python train.py config/finetune_shakespeare.py --init_from=FOLDER     # or owner/name
     python prepare.py more --input=TEXT --tokenizer=RUN  # of a run folder of ours
 
-families.py holds a table of theirs and ours for each family. A model that ours cannot express
-exactly is refused. Only safetensors are read: unpickling a .bin or .pt file can run any code.
+families.py holds a table of theirs and ours for each family. A model that our code would compute
+differently is refused. Only safetensors are read: unpickling a .bin or .pt file can run any code.
 """
 
 import functools
@@ -20,7 +20,7 @@ import torch
 from common.configurator import PositiveFloat, PositiveInt, check
 from common.errors import UserError, one_line
 from common.files import read_json
-from parts.architectures import ARCH, CORNERS, configure, idle, make
+from parts.architectures import ARCH, CORNERS, configure, make, without_effect
 from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
 from tokens.tokenizer import tokenizer_from_json
@@ -55,19 +55,23 @@ def understand(config, where):
         raise UserError(what, where, "choose from " + ", ".join(FAMILIES))
     family = FAMILIES[kind]
     given = flat(family, config, where)
-    c, values = family.absent | given, dict(family.slots)
+    c = family.absent | given
+    values = dict(family.slots)
     for ours, key in family.keys.items():
-        value = c[key.name] = typed(c, key, where)
+        value = typed(c, key, where)
+        c[key.name] = value
         if key.words:
             words = {theirs: word for word, group in key.words.items() for theirs in group}
             check_expressible(c, key.name, tuple(words), where)
             value = words[value]
         values[ours] = DEFAULTS[ours] if value is None else value
     for key, fitting in (family.fixed | {"quantization_config": None}).items():
-        check_expressible(c, key, fitting(c) if callable(fitting) else fitting, where)
+        if callable(fitting):
+            fitting = fitting(c)
+        check_expressible(c, key, fitting, where)
 
     values["mlp_width"] = values.get("mlp_width") or 4 * values["n_embd"]
-    if (values.get("head_dim") or 0) * values["n_head"] == values["n_embd"]:
+    if values.get("head_dim") and values["head_dim"] * values["n_head"] == values["n_embd"]:
         values["head_dim"] = None  # the usual width
     if "rope_scaling" in values:
         if values["rope_scaling"] != "none" and "factor" not in given:
@@ -81,10 +85,15 @@ def understand(config, where):
 
 def typed(c, key, where):
     """The value of a Key, or its default. Raises UserError if it has the wrong type or range."""
-    default = None if isinstance(key.default, type) else key.default
-    kind = type(default) if default is not None else int
-    kind = {int: PositiveInt, float: PositiveFloat}.get(kind, kind)
-    kind = kind if default is None and key.default else kind | None
+    required = isinstance(key.default, type)
+    default = None if required else key.default
+    kind = PositiveInt
+    if isinstance(default, float):
+        kind = PositiveFloat
+    elif isinstance(default, bool | str):
+        kind = type(default)
+    if not required:
+        kind = kind | None
     try:
         return check(key.name, c.get(key.name, default), kind, where)
     except UserError as error:
@@ -94,18 +103,19 @@ def typed(c, key, where):
 def check_expressible(c, key, fitting, where):
     """Raise UserError if our model cannot express their value of a key. fitting: the value that it
     can, or a tuple of several; the first is also what absence means."""
-    fitting = fitting if isinstance(fitting, tuple) else (fitting,)
+    if not isinstance(fitting, tuple):
+        fitting = (fitting,)
     if c.get(key, fitting[0]) not in fitting:
-        text = repr(c[key])
-        what = f"our model cannot express {key}={text if len(text) <= 80 else text[:77] + '...'}"
+        what = f"our model cannot express {key}={one_line(repr(c[key]), 80)}"
         raise UserError(what, where, f"it must be {' or '.join(map(repr, fitting))}")
 
 
 def flat(family, config, where):
     """Their config.json with the keys of rope_scaling (or the newer rope_parameters) moved to the
-    top level, and all keys renamed to those of the family's table."""
+    top level, and all keys renamed as in the family's table."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    rope = rope if isinstance(rope, dict) else {"type": rope}
+    if not isinstance(rope, dict):
+        rope = {"type": rope}
     nested = [key for key, value in rope.items() if isinstance(value, dict)]
     if nested:
         what = f"our model cannot express a separate rope for {first_three(nested)}"
@@ -118,19 +128,25 @@ def flat(family, config, where):
     # has priority over the rope's.
     outside = [key for key in config if key not in ("rope_type", "factor")]
     top = {family.older.get(key, key): config[key] for key in outside}
+    merged = top | rope
     original = ROPE_NUMBERS["rope_original"]
-    flat = top | rope | ({original: top[original]} if top.get(original) else {})
-    return {key: value for key, value in flat.items() if value is not None or key in NULLABLE}
+    if top.get(original):
+        merged[original] = top[original]
+    return {key: value for key, value in merged.items() if value is not None or key in NULLABLE}
 
 
 def simplest(values):
-    """(word, values) for configure: those of a readable model if it has all the parts."""
+    """(word, values) for configure: the values of a readable model if it has all the parts."""
     word = "gpt2" if values["norm"] == "layernorm" else "llama"
-    own = {field.name for field in fields(CORNERS[word][0])}
-    width = 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]
-    usual = DEFAULTS | ARCH[word] | {"mlp_width": width}
+    config_class, _ = CORNERS[word]
+    own = {field.name for field in fields(config_class)}
+    usual = DEFAULTS | ARCH[word]
+    usual["mlp_width"] = 4 * values["n_embd"]
+    if word == "llama":
+        usual["mlp_width"] = values["mlp_width"]  # its multiplier gives it any width
     if any(usual[key] != value for key, value in values.items() if key not in own):
-        return word, {key: value for key, value in values.items() if key not in idle(values)}
+        unread = without_effect(values)
+        return word, {key: value for key, value in values.items() if key not in unread}
 
     kept = {key: value for key, value in values.items() if key in own}
     if word == "gpt2":
@@ -168,12 +184,9 @@ def to_ours(config, tensors, where="config.json"):
 def split(family, values, stored, where):
     """{our name: tensor} from their tensors. Raises UserError if one is missing, has another shape,
     or has no place in our model."""
-    left, weights, missing = {}, {}, []
-    for name, tensor in stored.items():
-        if family is NEOX:  # files have either name for its head
-            name = name.replace("lm_head.", "embed_out.")
-        complete = name.startswith((family.prefix, "lm_head.", "embed_out."))
-        left[name if complete else family.prefix + name] = tensor  # some files omit the prefix
+    left = with_prefix(family, stored)
+    weights = {}
+    missing = []
     for theirs, ours, layout in rows(family, values):
         names = expert_names(theirs, values)
         if left.keys() >= set(names):
@@ -193,27 +206,46 @@ def split(family, values, stored, where):
     return weights
 
 
+def with_prefix(family, stored):
+    """{complete name: tensor} of a file, which may omit the family's prefix."""
+    tensors = {}
+    for name, tensor in stored.items():
+        if family is NEOX:  # files have either name for its head
+            name = name.replace("lm_head.", "embed_out.")
+        if not name.startswith((family.prefix, "lm_head.", "embed_out.")):
+            name = family.prefix + name
+        tensors[name] = tensor
+    return tensors
+
+
 def rows(family, values):
     """(theirs, [ours], layout) of every tensor, with layer numbers and suffixes filled in. A * in
     theirs stands for the number of each expert."""
-    named = [(*row, suffix) for row in family.names for suffix in suffixes(row[1][0], values)]
-    for theirs, ours, layout, suffix in named + [(*row, "") for row in family.tensors]:
+    complete = []
+    for theirs, ours, layout in family.names:
+        for suffix in suffixes(ours[0], values):
+            complete.append((theirs + suffix, [name + suffix for name in ours], layout))
+    for theirs, ours, layout in complete + family.tensors:
         for layer in range(values["n_layer"] if "{}" in theirs else 1):
-            names = [name.format(layer) + suffix for name in ours]
-            yield theirs.format(layer) + suffix, names, layout
+            yield theirs.format(layer), [name.format(layer) for name in ours], layout
 
 
 def suffixes(ours, values):
     """The tensors of a linear map or norm of ours."""
-    maps = dict(all="blocks.", qkv="attn.w[qkv]$").get(values["bias"], "$^")
-    biased = values["norm"] == "layernorm" if "norm" in ours else re.search(maps, ours)
-    return (".weight", ".bias") if biased else (".weight",)
+    if "norm" in ours:
+        biased = values["norm"] == "layernorm"
+    elif values["bias"] == "qkv":
+        biased = ours.endswith(("attn.wq", "attn.wk", "attn.wv"))
+    else:
+        biased = values["bias"] == "all" and ours.startswith("blocks.")
+    return [".weight", ".bias"] if biased else [".weight"]
 
 
 def expert_names(name, values):
-    """The tensor's name, or where it has a * the names of the tensors of all experts."""
-    numbers = range(values["n_experts"]) if "*" in name else [0]
-    return [name.replace("*", str(number)) for number in numbers]
+    """The tensor's name, or the names of the tensors of all experts if it has a *."""
+    if "*" not in name:
+        return [name]
+    return [name.replace("*", str(number)) for number in range(values["n_experts"])]
 
 
 # ---------------------------------------------------------------- files and folders
@@ -247,8 +279,9 @@ def find(name, key="init_from"):
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
     if name in HUB or not name or not os.path.exists(path):  # False for a name that is too long
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)):
-            own = "char, byte, bpe, " * key.endswith("tokenizer")
-            fix = f"give {own}{', '.join(HUB)}, a folder, or owner/name of the hub"
+            fix = f"give {', '.join(HUB)}, a folder, or owner/name of the hub"
+            if key.endswith("tokenizer"):
+                fix = fix.replace("give ", "give char, byte, bpe, ")
             raise UserError("no such folder", f"{key}={name}", fix)
         return fetch(HUB.get(name, name), key)
     if not path.is_dir():
@@ -259,16 +292,26 @@ def find(name, key="init_from"):
 def read_folder(folder):
     """(config.json, {name: tensor}) of a folder, with the tensors in one file or in shards."""
     # transformers 4 writes Mamba-2's limits with Infinity, which JSON does not have.
-    config, tensors = read_json(folder / "config.json", DAMAGED, infinity=True), {}
-    patterns = ("model.safetensors", "model-*-of-*.safetensors", "*.safetensors")
-    for path in next(filter(None, (sorted(folder.glob(names)) for names in patterns)), []):
+    config = read_json(folder / "config.json", DAMAGED, infinity=True)
+    tensors = {}
+    for path in weight_files(folder):
         tensors |= read_tensors(path, DAMAGED, unread=BUFFERS)
     if not tensors:
+        what = "this folder has no *.safetensors file"
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-        danger = f"{first_three(pickles)} would need unpickling, which can run any code"
-        what = danger if pickles else "this folder has no *.safetensors file"
+        if pickles:
+            what = f"{first_three(pickles)} would need unpickling, which can run any code"
         raise UserError(what, folder, "get the model as safetensors")
     return config, tensors
+
+
+def weight_files(folder):
+    """The safetensors files of a folder: the whole model, else its shards, else all there are."""
+    for pattern in ("model.safetensors", "model-*-of-*.safetensors", "*.safetensors"):
+        paths = sorted(folder.glob(pattern))
+        if paths:
+            return paths
+    return []
 
 
 def load_pretrained(name):
@@ -307,7 +350,8 @@ def load_weights(model, tensors):
     """Copy tensors into a model of ours. Weights without a head use their token embedding as the
     head. A model with a smaller block_size takes the first learned positions. Raises UserError,
     before anything is copied, if names or shapes differ."""
-    own, tensors = model.state_dict(), dict(tensors)
+    own = model.state_dict()
+    tensors = dict(tensors)
     if "wte.weight" in tensors:
         embedding = tensors["wte.weight"]
         head = tensors.setdefault("lm_head.weight", embedding)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from common.configurator import allowed, keys
 from common.errors import UserError
-from parts.architectures import ARCH
+from parts.architectures import ARCH, configure
 from parts.costs import needed
 from parts.variant import VariantConfig
-from training.settings import TrainConfig, variant_config
+from training.settings import TrainConfig
 
 BASE = "base"  # the name of the arm that changes nothing
 SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
@@ -174,7 +174,7 @@ def check_names(arms, config):
 
 def base_model(base):
     """The VariantConfig of the base."""
-    return variant_config({"model": "gpt2"} | base)
+    return configure(base, as_variant=True)
 
 
 def other_parts(base):

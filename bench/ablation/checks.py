@@ -14,12 +14,12 @@ from common.configurator import build, check, find, keys
 from common.errors import UserError
 from common.runtime import Runtime
 from parts import costs
-from parts.architectures import ARCH, configure, idle
+from parts.architectures import ARCH, configure, without_effect
 from parts.variant import Variant, VariantConfig
 from tokens.batches import Text
 from tokens.mixture import mixed_fingerprint, open_sources
 from training.parallel import check_layout
-from training.settings import RENAMED, TrainConfig, read_config, variant_config
+from training.settings import RENAMED, TrainConfig, read_config
 
 # Keys that are the same for all arms.
 SHARED = ["dataset", "data_weights", "data_alpha", "data_dir", "eval_tokens", "eval_interval"]
@@ -60,12 +60,13 @@ def check_changes_output(arm, other, vocab_size):
     """Raise UserError that names the arm if its model computes the same as the arm `other` that it
     is compared with. A difference that shows in training alone (optimizer, schedule, dropout)
     counts as a change."""
-    new = variant_config(arm.values, vocab_size)
-    old = variant_config(other.values, vocab_size)
+    vocabulary = {"vocab_size": vocab_size}
+    new = configure(vocabulary | arm.values, as_variant=True)
+    old = configure(vocabulary | other.values, as_variant=True)
     changed = {key for key, value in asdict(new).items() if value != getattr(old, key)}
-    without_effect = [key for key in idle(asdict(new)) if key in arm.changes]
-    if without_effect:
-        why = f"{', '.join(without_effect)} has no effect with the parts chosen"
+    unread = [key for key in without_effect(asdict(new)) if key in arm.changes]
+    if unread:
+        why = f"{', '.join(unread)} has no effect with the chosen parts"
     elif trains_differently(arm, other) or changed & TRAINING_ONLY:
         return
     elif not changed:
@@ -125,8 +126,9 @@ def match_arm(arm, base, kind, vocab_size):
     arm.values. Raises UserError if no width matches."""
     if arm.name == "base" or arm.replicate or arm.curve:
         return
-    ours = variant_config(arm.values, vocab_size)
-    theirs = variant_config(base.values, vocab_size)
+    vocabulary = {"vocab_size": vocab_size}
+    ours = configure(vocabulary | arm.values, as_variant=True)
+    theirs = configure(vocabulary | base.values, as_variant=True)
     width, residual = costs.match(ours, theirs, "none")
     arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
     if kind == "flops":

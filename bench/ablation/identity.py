@@ -1,33 +1,53 @@
 """
-The identity of a run's code. Rows with the same hash come from the same code.
+The identity of a row: what its arm computes, and not how the code is written.
 
-It is a hash of syntax trees: of the functions that train.py's loop and the making of a run name, of
-those that these name, and so on, in all modules that train.py imports. Comments, docstrings,
-printed texts, messages and the entries of a dictionary that the run does not use do not count, nor
-do the modules in SILENT, which only read settings, print, store and load. The resolved settings and
-the data are hashed separately (sweep.py). A name stands for all definitions of that name: the hash
-covers too much rather than too little.
+A row is valid for its configuration, its data, torch's version, and the fingerprint of its arm, the
+numbers that fingerprint.py computes. OUT/fingerprints.jsonl stores a fingerprint for each arm, with
+an id, which rows carry as their code_hash. Code that gives the same numbers, up to the rounding of
+another machine, has the same id, however it was moved, renamed or rewritten. Code that gives other
+numbers gets another id. A line holds
+
+    id, arm     as in rows.jsonl                        values   the arm's keys of train.py
+    kind        of the data, which the numbers need     numbers  what fingerprint.compute returns
+    form        the numbers of the steps in the form of the runs, where it is not eager float32
+    torch, date of the numbers
 """
 
-import ast
-import functools
+import contextlib
 import hashlib
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, fields
+from datetime import datetime
+from pathlib import Path
 
+import torch
+
+from bench.ablation.settings import OWNED
+from common import files
 from common.configurator import build
-from common.files import ROOT
-from training.settings import TrainConfig, variant_config
+from common.errors import UserError
+from parts.architectures import configure
+from parts.variant import VariantConfig
+from training.run_folder import read_rows
+from training.settings import TrainConfig
 
-BEGIN = {"train", "make_run"}  # the functions of train.py that a run consists of
-# Packages and modules that do not compute what a run from scratch learns.
-SILENT = (
-    *("bench", "prepare", "sample", "sampling", "weights"),
-    *("common.configurator", "common.errors", "common.files"),
-    *("training.check", "training.doctor", "training.dry_run", "training.report"),
-    *("training.run_folder", "training.settings"),
+NAME = "fingerprints.jsonl"
+KEYS = {"id": str, "arm": str, "values": dict, "kind": str, "numbers": dict}
+TOLERANCE = 1e-4  # of a loss, in nats, and of a norm, as a share of it
+OF_A_FORM = 5e-3  # the same of the steps in another form
+LOSSES = ("loss", "evaluation")  # quantities in nats
+NOISE = 1e-5  # a gradient this small beside the others is rounding: a bias that softmax cancels
+# Keys that change no result and are left out of a configuration.
+NOT_HASHED = (
+    *OWNED,
+    *("out_dir", "data_dir", "log_interval", "log", "match"),
+    *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
 )
-PATHS = ("out_dir", "data_dir", "dataset", "device")
+OFF = (None, False, 0, "", "none")
+DEFAULTS = {
+    field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
+}
 
 
 def digest(content):
@@ -35,116 +55,147 @@ def digest(content):
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def code_hash(values, root=ROOT):
-    """The digest of the code of a run of these values, keys of train.py with vocab_size."""
-    settings = asdict(build(TrainConfig, values)) | asdict(variant_config(values))
-    texts = [value for key, value in settings.items() if key not in PATHS]
-    words = {word for text in texts if isinstance(text, str) for word in text.split(",")}
-    return hash_of_words(frozenset(words), root)
+def configuration(values, vocab_size=None):
+    """What a result depends on besides code, data, seeds and machine: the resolved keys of a run. A
+    key that is off by default counts as little as a key that does not exist yet."""
+    if vocab_size is not None:
+        values = {"vocab_size": vocab_size} | values
+    resolved = asdict(build(TrainConfig, values)) | asdict(configure(values, as_variant=True))
+    return {
+        key: value
+        for key, value in resolved.items()
+        if key not in NOT_HASHED and (value not in OFF or value != DEFAULTS.get(key))
+    }
 
 
-@functools.cache
-def hash_of_words(words, root):
-    """The digest of the definitions that a run reaches if its settings hold these words."""
-    definitions = definitions_below(root)
-    pending, reached = set(BEGIN), {}
-    while pending:
-        name = pending.pop()
-        nodes = [(file, with_words(node, words)) for file, node in definitions[name]]
-        reached[name] = [[file, digest_of(node)] for file, node in nodes if node]
-        pending |= {other for _, node in nodes if node for other in names_in(node)}
-        pending &= definitions.keys() - reached.keys()
-    return digest(reached)
+# ---------------------------------------------------------------- two fingerprints
 
 
-@functools.cache
-def definitions_below(root):
-    """{name: [(file, statement)]} of the module-level functions, classes and values of all modules
-    that train.py imports, at its top or within a function."""
-    definitions, pending, seen = {}, ["train"], set()
-    while pending:
-        module = pending.pop()
-        path = root.joinpath(*module.split(".")).with_suffix(".py")
-        silent = any(module == name or module.startswith(name + ".") for name in SILENT)
-        if module in seen or silent or not path.is_file():
-            continue
-        seen.add(module)
-        tree = parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                pending += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                pending += [alias.name for alias in node.names]
-        for node in tree.body:
-            for name in names_defined(node):
-                entry = path.relative_to(root).as_posix(), node
-                definitions.setdefault(name, []).append(entry)
-    return definitions
+def differences(old, new, tolerance=TOLERANCE):
+    """A text for each quantity of two fingerprints that differs by more than the tolerance, with
+    the place where it differs most."""
+    found = []
+    for quantity in old:
+        before = flat(old[quantity])
+        after = flat(new.get(quantity, {}))
+        if quantity == "norms":
+            noise = rounding(old["norms"]) | rounding(new["norms"])
+            before = {
+                place: x for place, x in before.items() if place.partition(",")[0] not in noise
+            }
+            after = {place: x for place, x in after.items() if place.partition(",")[0] not in noise}
+        worst, place = 0.0, None
+        for name, a, b in pairs(before, after):
+            off = distance(a, b, relative=quantity not in LOSSES)
+            if off > worst:
+                worst, place = off, f"{quantity} {name} {a} -> {b}"
+        if worst > tolerance:
+            found.append(" ".join(place.split()))
+    return found
 
 
-@functools.cache
-def parse(text):
-    """The syntax tree of a module, without the fields of dataclasses, which are settings."""
-    tree = ast.parse(text)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            node.body = [part for part in node.body if not isinstance(part, ast.AnnAssign)]
-    return tree
+def flat(quantity):
+    """{place: number or text} of a quantity, which is one text, a list over the steps, or a
+    dictionary of numbers or of lists."""
+    if isinstance(quantity, str):
+        return {"": quantity}
+    if isinstance(quantity, list):
+        return {f"of step {step}": number for step, number in enumerate(quantity)}
+    places = {}
+    for name, value in quantity.items():
+        for i, number in enumerate(value if isinstance(value, list) else [value]):
+            places[f"{name}, moment {i}" if i else name] = number
+    return places
 
 
-def names_defined(node):
-    """The names that a statement of a module defines: f of `f[x] = ...` and of `f.x = ...`, too."""
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return {node.name}
-    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-    parts = [part for target in targets if target is not None for part in ast.walk(target)]
-    return {part.id for part in parts if isinstance(part, ast.Name)}
+def rounding(norms):
+    """The names of the parameters whose gradients are rounding errors: their first moments are tiny
+    beside the largest one."""
+    firsts = {name: values[1] for name, values in norms.items() if len(values) > 1}
+    firsts = {name: first for name, first in firsts.items() if not isinstance(first, str)}
+    return {name for name, first in firsts.items() if first < NOISE * max(firsts.values())}
 
 
-@functools.cache
-def names_in(node):
-    """All names and attributes in a statement."""
-    names = [getattr(part, "id", None) or getattr(part, "attr", None) for part in ast.walk(node)]
-    return {name for name in names if isinstance(name, str)}
+def pairs(before, after):
+    """Yield (place, number before, number after). Places that only one of them has, since
+    parameters were renamed, are paired in the order of their numbers."""
+    for place in before:
+        if place in after:
+            yield place, before[place], after[place]
+    gone = [before[place] for place in before if place not in after]
+    come = [after[place] for place in after if place not in before]
+    if len(gone) != len(come):
+        yield "count", len(before), len(after)
+        return
+    for a, b in zip(sorted(gone, key=float), sorted(come, key=float), strict=True):
+        yield "renamed", a, b
 
 
-def with_words(node, words):
-    """A statement as it concerns a run that names these words: a dictionary that has some of them
-    without the others, and None for `MLP["mish"] = ...` with another word."""
-    for target in getattr(node, "targets", ()):
-        key = getattr(target, "slice", None)
-        if isinstance(key, ast.Constant) and key.value not in words:
-            return None
-    table = getattr(node, "value", None)
-    if not isinstance(table, ast.Dict) or not isinstance(node, ast.Assign | ast.AnnAssign):
-        return node
-    entries = list(zip(table.keys, table.values, strict=True))
-    named = [entry for entry in entries if getattr(entry[0], "value", None) in words]
-    kept = [entry for entry in entries if entry in named or entry[0] is None]  # None: **other
-    return ast.Dict(*map(list, zip(*kept, strict=True))) if named else node
+def distance(a, b, relative):
+    """How far two numbers are apart; texts are equal or infinitely far."""
+    if isinstance(a, str) or isinstance(b, str):
+        return 0.0 if a == b else math.inf
+    scale = max(abs(a), abs(b)) if relative else 1.0
+    return abs(a - b) / scale if a != b else 0.0
 
 
-@functools.cache
-def digest_of(node):
-    return digest(plain(node))
+# ---------------------------------------------------------------- those of a sweep
 
 
-def plain(node):
-    """A syntax tree as lists, the same for every version of Python: without empty fields, without
-    what is raised or printed, and without texts that have a space in them, which people read."""
-    if isinstance(node, list):
-        return [part for part in map(plain, node) if part != ["Expr", ["value", ["said"]]]]
-    if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
-        return ["Expr", ["value", ["said"]]]  # a docstring
-    if isinstance(node, ast.Raise):
-        return ["Raise"]
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
-        return ["said"]
-    if isinstance(node, ast.JoinedStr | ast.Constant):
-        parts = [getattr(part, "value", None) for part in getattr(node, "values", [node])]
-        if any(isinstance(part, str) and " " in part for part in parts):
-            return ["said"]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = [field for field in ast.iter_fields(node) if field[1] not in (None, [])]
-    return [type(node).__name__, *([key, plain(part)] for key, part in fields if key != "kind")]
+def stored(folder):
+    """The lines of a sweep's stored fingerprints."""
+
+    def is_line(line):
+        return all(isinstance(line.get(key), KEYS[key]) for key in KEYS)
+
+    return read_rows(Path(folder) / NAME, is_line)
+
+
+def by_configuration(lines):
+    """{digest of a configuration: its lines}; without those whose values no longer exist."""
+    found = {}
+    for line in lines:
+        with contextlib.suppress(UserError):
+            key = digest([configuration(line["values"]), line["kind"]])
+            found.setdefault(key, []).append(line)
+    return found
+
+
+def line_of(arm, values, kind, numbers):
+    """The line of a new fingerprint."""
+    return {
+        "id": digest([configuration(values), numbers]),
+        "arm": arm,
+        "values": {key: value for key, value in values.items() if key not in NOT_HASHED},
+        "kind": kind,
+        "numbers": numbers,
+        "torch": torch.__version__,
+        "date": datetime.now().astimezone().date().isoformat(),
+    }
+
+
+def recognise(known, new):
+    """(the line whose id an arm takes, how its code differs from a stored one): the stored line of
+    this configuration that agrees with the new one, its own before another arm's, or the new one
+    itself. known: what by_configuration returns."""
+    lines = known.get(digest([configuration(new["values"]), new["kind"]]), [])
+    changed = []
+    for line in sorted(lines, key=lambda line: line["arm"] != new["arm"]):
+        changed = differences(line["numbers"], new["numbers"])
+        if not changed:
+            return (line if line["arm"] == new["arm"] else new | {"id": line["id"]}), []
+    return new, changed
+
+
+def same_ids(lines, others):
+    """{(arm, id of a line): id of the line among the others that agrees with it}, of two sweeps
+    that were started apart."""
+    known, found = by_configuration(others), {}
+    for line in lines:
+        found[line["arm"], line["id"]] = recognise(known, line)[0]["id"]
+    return found
+
+
+def store(folder, lines):
+    """Write the lines of a sweep's fingerprints."""
+    files.write(Path(folder) / NAME, "".join(json.dumps(line) + "\n" for line in lines))

@@ -129,7 +129,11 @@ def read(folders, plan):
     for folder in folders:
         lines += read_rows(folder / "history.jsonl", is_line)
     unique = {json.dumps(line, sort_keys=True): line for line in lines}
-    own = [line for line in unique.values() if line.get("identity") == identity(plan)]
+    own, ids = [], plan.get("ids", {})
+    for line in unique.values():
+        code, config = line.get("identity") or (None, None)
+        if [ids.get((plan["base"], code), code), config] == identity(plan):
+            own.append(line)
     return sorted(own, key=lambda line: line["when"])
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from bench.timing.results import threads_text
+from bench.ablation import identity
 from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
@@ -152,16 +152,47 @@ def sweeps(folders):
     joined = []
     for path in map(Path, folders):
         content = plan(path)
-        same = next((entry for entry in joined if is_same(entry[0], content)), None)
-        if same is None:
+        for first, paths in joined:
+            ids = ids_within(first, paths, content, path)
+            if is_same(first, with_ids(content, ids)):
+                join(first, with_ids(content, ids), ids)
+                paths.append(path)
+                break
+        else:
             joined.append((content, [path]))
-            continue
-        first, paths = same
-        first["arms"] = first["arms"] | content["arms"]
-        first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
-        first["looks"] = max(first["looks"], content["looks"], key=len)
-        paths.append(path)
     return joined
+
+
+def ids_within(first, paths, content, path):
+    """{(arm, id of its code in another plan): the id that a first plan has for the same}, where the
+    plans agree otherwise. Sweeps that were started apart give one fingerprint two ids."""
+    without = [with_ids(each, dict.fromkeys(codes(each), "")) for each in (first, content)]
+    if codes(first) == codes(content) or not is_same(*without):
+        return {}
+    others = [line for other in paths for line in identity.stored(other)]
+    return identity.same_ids(identity.stored(path), others)
+
+
+def codes(plan):
+    """[(arm, id of its code)] of a plan."""
+    return [(arm, facts["code_hash"]) for arm, facts in plan["arms"].items()]
+
+
+def with_ids(plan, ids):
+    """A plan whose arms have other ids of their code, {(arm, id): other id}."""
+    arms = {}
+    for arm, facts in plan["arms"].items():
+        code = ids.get((arm, facts["code_hash"]), facts["code_hash"])
+        arms[arm] = facts | {"code_hash": code}
+    return plan | {"arms": arms, "code_hash": arms[plan["base"]]["code_hash"]}
+
+
+def join(first, content, ids):
+    """Add to a plan what another one of the same sweep has."""
+    first["ids"] = first.get("ids", {}) | ids
+    first["arms"] = first["arms"] | content["arms"]
+    first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
+    first["looks"] = max(first["looks"], content["looks"], key=len)
 
 
 def is_same(plan, other):
@@ -182,8 +213,8 @@ def load(folders):
     with a warning."""
     tables = []
     for content, paths in sweeps([folders] if isinstance(folders, str | Path) else folders):
-        prices = read_all(paths, "costs.jsonl", is_cost)
-        tables.append(table(read_all(paths, "rows.jsonl", is_row), content, prices))
+        prices = read_all(paths, "costs.jsonl", is_cost, content)
+        tables.append(table(read_all(paths, "rows.jsonl", is_row, content), content, prices))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -280,7 +311,7 @@ def costs(folders):
     machine and arm, the machine that timed most arms first. Times that were measured beside other
     work are NaN."""
     known = sweeps([folders] if isinstance(folders, str | Path) else folders)
-    tables = [table_of_costs(read_all(p, "costs.jsonl", is_cost), plan) for plan, p in known]
+    tables = [table_of_costs(read_all(p, "costs.jsonl", is_cost, plan), plan) for plan, p in known]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -298,6 +329,10 @@ def table_of_costs(lines, plan):
     timed = prices.machine.map(prices.groupby("machine").step_ratio.count())
     order = timed.sort_values(ascending=False, kind="stable").index
     return prices.loc[order].reset_index(drop=True)
+
+
+def threads_text(threads):
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def is_cost(line):
@@ -321,9 +356,14 @@ def cost_of(line, is_base):
     return costs
 
 
-def read_all(folders, name, valid):
-    """The lines of the files of this name in some folders that are `valid`."""
-    return [line for folder in folders for line in read_rows(folder / name, valid)]
+def read_all(folders, name, valid, plan):
+    """The lines of the files of this name in a plan's folders that are `valid`, with its ids."""
+    lines, ids = [], plan.get("ids", {})
+    for folder in folders:
+        for line in read_rows(folder / name, valid):
+            code = line.get("code_hash")
+            lines.append(line | {"code_hash": ids.get((line["arm"], code), code)})
+    return lines
 
 
 def number(value):

@@ -3,10 +3,20 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from bench.ablation.arms import DESIGN, STARTS_FROM
-from common.configurator import PositiveInt, Range, Words, build, check, find, keys, load, typed
+from common.configurator import (
+    PositiveInt,
+    Range,
+    Words,
+    build,
+    check,
+    find,
+    keys,
+    load,
+    print_help,
+)
 from common.errors import UserError
 from common.runtime import find_device
 from parts.variant import VariantConfig
@@ -16,10 +26,10 @@ from training.settings import scope as scope_of_run
 # Keys of train.py that the sweep gives each run.
 OWNED = ["seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"]
 OWNED += ["dry_run", "doctor", "check"]
-MOVED = ("engine", "emit", "sbatch")  # keys that extras/cluster.py has
 # Keys of train.py that each command of a sweep states, even at their defaults.
 STATED = ["dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"]
 STATED += ["device", "compile"]
+MOVED = ("engine", "emit", "sbatch")  # keys that extras/cluster.py has
 
 
 @dataclass
@@ -79,79 +89,104 @@ class AblateConfig:
 ALL = (TrainConfig, VariantConfig, AblateConfig)
 
 
-def split_columns(argv):
-    """(a command line without --also, the names of the columns that --also lists)."""
-    also = [arg for arg in argv if arg.startswith("--also=")]
-    names = ",".join(arg.removeprefix("--also=") for arg in also).split(",")
-    return [arg for arg in argv if arg not in also], [name for name in names if name]
+class SweepSettings(NamedTuple):
+    """What a sweep needs to know: all that its command line and its config files say."""
+
+    config: AblateConfig
+    base: dict  # {key of train.py: value}
+    arguments: list  # the arguments of the command that runs this sweep alone
 
 
-def sweeps_of(argv):
-    """The command line of each sweep: of each column that --also lists, or argv alone."""
-    rest, columns = split_columns(argv)
-    return [[*rest, f"--also={name}"] for name in columns] or [argv]
+def read(argv, usage):
+    """Read a command line and its config files. Returns [SweepSettings]: one for each column that
+    --also names, or one for the sweep itself."""
+    print_help(argv, usage, [AblateConfig])
+    moved = f"type {shlex.join(['python', '-m', 'extras.cluster', *argv])}"
+    given = load(argv, ALL, usage, scope, RENAMED | dict.fromkeys(MOVED, moved))
+    if given.words:
+        fix = "write --key=value, or name a config file that ends in .py"
+        raise UserError(f"cannot read {given.words[0]}", "command line", fix)
+    typed = dict(given.typed)
+    columns = [name for name in str(typed.pop("also", "")).split(",") if name]
+    values = given.in_files | typed
+    texts = {key: text for key, text in given.texts.items() if key != "also"}
+    arguments = [*given.files, *texts.values()]
+    if not columns:
+        return [SweepSettings(*resolve(values, typed), arguments)]
+    settings = []
+    for name in columns:
+        config, base = resolve(at_column(values, name, typed), typed)
+        settings.append(SweepSettings(config, base, [*arguments, f"--also={name}"]))
+    return settings
 
 
-def at_column(given, name, from_command_line):
+def scope(values):
+    """The names that a config file may read besides the keys, as in train.py. A machine that only
+    plans, such as a login node, need not have the device."""
+    try:
+        return scope_of_run(values)
+    except UserError:
+        return {"device": values["device"], "device_memory": 0.0}
+
+
+def at_column(values, name, typed):
     """The values of a sweep at one of its columns: the same arms and control group, at another size
-    or on another text, in a folder of its own. Keys `from_command_line` stay as they are."""
-    columns = given.get("also")
-    columns = columns if isinstance(columns, dict) else {}
+    or on another text, in a folder of its own. The `typed` keys stay as they are."""
+    columns = values.get("also")
+    if not isinstance(columns, dict):
+        columns = {}
     if not isinstance(columns.get(name), dict):
-        fix = f"choose from {', '.join(columns)}" if columns else "name some: also = {...}"
+        fix = "name some: also = {...}"
+        if columns:
+            fix = f"choose from {', '.join(columns)}"
         raise UserError(f"no column {name}", f"also={name}", fix)
-    column, where = dict(columns[name]), f"also: {name}"
-    chosen, arms = column.pop("arms", None), given.get("arms") or {}
-    arms = chosen if isinstance(chosen, dict) else arms  # the column has arms of its own
+
+    column = dict(columns[name])
+    where = f"also: {name}"
+    arms = values.get("arms") or {}
+    chosen = column.pop("arms", None)  # the names of some arms, or arms of the column's own
+    if isinstance(chosen, dict):
+        arms = chosen
     for key, value in column.items():
         column[key] = check(key, value, find(key, keys(*ALL), RENAMED, where), where)
-    if chosen and "arms" not in from_command_line:
+    if chosen and "arms" not in typed:
         for arm in chosen:
             if arm not in arms:
                 raise UserError(f"no arm {arm}", where, f"choose from {', '.join(arms)}")
         column["arms"] = {arm: arms[arm] for arm in chosen}
+
+    question = values.get("question", AblateConfig.question)
+    out_dir = Path(values.get("out_dir", AblateConfig.out_dir)) / name
+    values = values | {"question": f"{question} ({name})"}
     if "dataset" in column:
-        given = given | {"prompt": ""}
-    kept = {key: value for key, value in column.items() if key not in from_command_line}
-    out = Path(given.get("out_dir", AblateConfig.out_dir), name)
-    question = f"{given.get('question', AblateConfig.question)} ({name})"
-    return given | {"question": question} | kept | {"out_dir": str(out), "also": name}
+        values["prompt"] = ""
+    for key, value in column.items():
+        if key not in typed:
+            values[key] = value
+    return values | {"out_dir": str(out_dir), "also": name}
 
 
-def read(argv, usage):
-    """(AblateConfig, {key of train.py: value}) of a command line and its config files, at the
-    column that --also names."""
-
-    def scope(given):
-        try:
-            return scope_of_run(given)
-        except UserError:  # a login node can plan for a device that it lacks
-            return {"device": given["device"], "device_memory": 0.0}
-
-    rest, columns = split_columns(argv)
-    moved = f"type {shlex.join(['python', '-m', 'extras.cluster', *argv])}"
-    given, words = load(rest, ALL, usage, scope, RENAMED | dict.fromkeys(MOVED, moved))
-    for name in columns:
-        given = at_column(given, name, typed(argv))
-    given = shorten_warmup(given, argv)
-    if "arms" in typed(argv) and not typed(argv) & {"design", "axis"}:  # not a config file's design
-        given |= {"design": "arms", "axis": None}
-    if "dataset" in typed(argv):  # a config file's question and prompt are about its own text
-        for key in {"question", "prompt"} - typed(argv):
-            given.pop(key, None)
-    if words:
-        fix = "write --key=value, or name a config file that ends in .py"
-        raise UserError(f"cannot read {words[0]}", "command line", fix)
-    config = build(AblateConfig, given)
-    base = {key: value for key, value in given.items() if key not in keys(AblateConfig)}
+def resolve(values, typed):
+    """(AblateConfig, {key of train.py: value}) of the values of a sweep."""
+    values = shorten_warmup(values, typed)
+    if "arms" in typed and "design" not in typed and "axis" not in typed:
+        values |= {"design": "arms", "axis": None}  # not the config file's design
+    if "dataset" in typed:  # a config file's question and prompt are about its own text
+        for key in ("question", "prompt"):
+            if key not in typed:
+                values.pop(key, None)
+    config = build(AblateConfig, values)
+    given = {key: value for key, value in values.items() if key not in keys(AblateConfig)}
     for key in OWNED:
-        if key in base:
+        if key in given:
             what = f"the sweep gives each run its own {key}"
-            raise UserError(what, f"{key}={base[key]}", "leave it out")
+            raise UserError(what, f"{key}={given[key]}", "remove it")
+
+    base = {key: getattr(TrainConfig, key) for key in STATED}
+    base["block_size"] = VariantConfig.block_size
     models = [STARTS_FROM[word] for word in config.designs if word in STARTS_FROM]
-    defaults = {key: getattr(TrainConfig, key) for key in STATED}
-    defaults |= {"block_size": VariantConfig.block_size, "model": models[0] if models else "gpt2"}
-    base = defaults | base
+    base["model"] = models[0] if models else "gpt2"
+    base |= given
     if base["device"] == "auto":
         base["device"] = find_device("auto")
     return config, base

@@ -17,14 +17,15 @@ import train
 from bench.ablation.arms import BASE
 from bench.ablation.progress import doing
 from bench.ablation.rows import is_cost
-from bench.timing.results import ratio, turns
+from bench.ablation.turns import ratio, turns
 from common.configurator import build
 from common.errors import Failure, UserError, one_line
 from common.runtime import set_up
 from parts import costs
+from parts.architectures import configure
 from training.dry_run import checkpoint_bytes, kept_bytes, timed
 from training.run_folder import read_rows
-from training.settings import TrainConfig, read_config, variant_config
+from training.settings import TrainConfig, read_config
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
@@ -191,7 +192,7 @@ def row_of(name, values, probe, steps, ratios):
     """The columns of costs.jsonl that are known in closed form, and those about a step. ratios: its
     times over those of the base, None if the times cannot be believed. "step_ratio" is their median
     with its 95 % interval."""
-    c = variant_config(values)
+    c = configure(values, as_variant=True)
     runtime = probe.run.runtime
     compared = ratios is not None and name != BASE and len(ratios) > 1
     return {
@@ -265,7 +266,7 @@ def stored_costs(sweep, patient):
         arm = sweep.arms.get(row["arm"])
         if arm is None:
             continue
-        model = variant_config(arm.values, sweep.data["vocab_size"])
+        model = configure(sweep.run_values(arm), as_variant=True)
         facts = {
             "hardware": sweep.machine.facts["hardware"],
             "threads": sweep.machine.threads,

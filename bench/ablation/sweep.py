@@ -3,33 +3,27 @@ runs in their order."""
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+import shlex
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from bench.ablation import looks, rows, runs, step_times
+from bench.ablation import fingerprint, identity, looks, rows, runs, schedule, step_times
 from bench.ablation.arms import BASE
 from bench.ablation.checks import check_arm, check_changes_output, match_arm, open_data
-from bench.ablation.identity import code_hash, digest
+from bench.ablation.identity import configuration, digest
 from bench.ablation.progress import doing, say
-from bench.ablation.settings import OWNED, AblateConfig
+from bench.ablation.settings import AblateConfig
 from common import files
 from common.configurator import build
 from common.errors import UserError
 from common.runtime import Runtime, choose_dtype, find_device, versions
-from parts.variant import VariantConfig
+from parts.architectures import configure
 from tokens import ngrams
 from training.run_folder import check_out_dir, lock_run, read_rows
-from training.settings import TrainConfig, variant_config
+from training.settings import TrainConfig
 
-# Keys that change no result and are left out of a configuration's hash.
-NOT_HASHED = [*OWNED, "out_dir", "data_dir", "log_interval", "log", "match"]
-NOT_HASHED += ["objective", "dpo_beta"]  # a sweep trains from scratch: it never learns preferences
-OFF = (None, False, 0, "", "none")
-DEFAULTS = {
-    field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
-}
 # The product of these keys: the tokens that a run sees.
 TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
 NOT_STORED = ("name", "values")  # what sweep.json does not repeat of an arm
@@ -63,6 +57,7 @@ class Sweep:
     arms: dict  # {name: Arm}, the base first
     data: dict  # facts of the dataset
     ngrams: dict  # losses of n-grams on the tokens that the base sees; {} if not known
+    fingerprints: list  # lines of fingerprints.jsonl
     started: str
     chosen_lr: dict  # {arm: multiple of the base's learning rate}
     grids: dict  # {arm: multiples to choose from}
@@ -118,7 +113,28 @@ class Sweep:
         self.lock = lock_run(self.out, write_id=True)
         for row in new_costs:
             files.append(self.out / "costs.jsonl", row)
+        self.add_forms()
+        identity.store(self.out, self.fingerprints)
         self.write_plan()
+
+    def add_forms(self):
+        """Add to the fingerprints of the arms that are about to run the steps in the form of their
+        runs, where that is not eager float32."""
+        if not self.machine.is_here:
+            return
+        pending = {job.arm for job in schedule.pending_jobs(self)}
+        missing = []
+        for line in self.fingerprints:
+            arm = self.arms.get(line["arm"])
+            current = line["arm"] in pending and line["id"] == arm.code_hash
+            if current and "form" not in line and fingerprint.has_form(arm.values):
+                missing.append(line)
+        if missing:
+            with doing("computing what the arms' code does in the form of their runs") as show:
+                for line in missing:
+                    show(line["arm"])
+                    values = self.run_values(self.arms[line["arm"]])
+                    line["form"] = fingerprint.compute_in_form(values, line["kind"])
 
     def read_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
@@ -174,9 +190,11 @@ class Sweep:
 # ---------------------------------------------------------------- making it
 
 
-def make_sweep(config, base, arms, command, trainer=runs.TRAINER, elsewhere=False):
-    """A Sweep from its AblateConfig, the base's keys of train.py and its arms. Raises UserError for
-    any mistake before anything is written. elsewhere: other machines run it."""
+def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
+    """A Sweep from its SweepSettings and its arms. Raises UserError for any mistake before anything
+    is written. elsewhere: other machines run it."""
+    config = settings.config
+    base = settings.base
     if not config.dry_run:
         check_out_dir(Path(config.out_dir), resuming=True)
     stored = stored_plan(config.out_dir)
@@ -188,11 +206,12 @@ def make_sweep(config, base, arms, command, trainer=runs.TRAINER, elsewhere=Fals
     settled = settle_machine(machine, base, {"vocab_size": data["vocab_size"]} | arms[BASE].values)
     for arm in arms.values():
         arm.values |= settled
-        arm.code_hash = code_hash({"vocab_size": data["vocab_size"]} | arm.values)
     for arm in arms.values():
         match_arm(arm, arms[BASE], config.match, data["vocab_size"])
     for arm in arms.values():
         arm.config_hash = config_hash(arm, data, machine)
+    with doing("computing what the arms' code does") as show:
+        fingerprints = identify(arms, data, config.out_dir, show)
 
     values = base_values(arms[BASE], data)
     tokens = math.prod(values[key] for key in TOKENS)
@@ -200,12 +219,13 @@ def make_sweep(config, base, arms, command, trainer=runs.TRAINER, elsewhere=Fals
     kept = kept_plan(stored, arms[BASE])  # what was fixed before holds for the same base only
     sweep = Sweep(
         config=config,
-        command=command,
+        command=shlex.join(["python", "bench/ablate.py", *settings.arguments]),
         trainer=trainer,
         machine=machine,
         arms=arms,
         data=data,
         ngrams=ngrams.yardsticks(counted, tokens, values["block_size"]),
+        fingerprints=fingerprints,
         started=stored.get("started", now),
         chosen_lr={},
         grids=grids_of(config, arms),
@@ -279,22 +299,35 @@ def settle_machine(machine, base, values):
 def config_hash(arm, data, machine):
     """The digest of what a result depends on besides its code: the keys of train.py, torch's
     version, the threads of a CPU, and the data."""
-    model = variant_config(arm.values, data["vocab_size"])
-    resolved = asdict(build(TrainConfig, arm.values)) | asdict(model)
-    resolved["torch"] = machine.facts["torch"].partition("+")[0]
-    resolved["threads"] = machine.threads if machine.device_kind == "cpu" else None
-    # A key that is off by default counts as little as a key that does not exist yet.
-    hashed = {
-        key: value
-        for key, value in resolved.items()
-        if key not in NOT_HASHED and (value not in OFF or value != DEFAULTS.get(key))
-    }
+    hashed = configuration(arm.values, data["vocab_size"])
+    hashed["torch"] = machine.facts["torch"].partition("+")[0]
+    if machine.device_kind == "cpu":
+        hashed["threads"] = machine.threads
     return digest([hashed, data["fingerprint"]])
+
+
+def identify(arms, data, out_dir, show):
+    """Set the code_hash of all arms, the ids of their fingerprints, and print which arms' code has
+    changed since its fingerprint was stored. Returns the lines of fingerprints.jsonl."""
+    lines = identity.stored(out_dir)
+    known = identity.by_configuration(lines)
+    for arm in arms.values():
+        show(arm.name)
+        values = {"vocab_size": data["vocab_size"]} | arm.values
+        numbers = fingerprint.compute(values, data["kind"])
+        new = identity.line_of(arm.name, values, data["kind"], numbers)
+        line, changed = identity.recognise(known, new)
+        arm.code_hash = line["id"]
+        if line not in lines:
+            lines.append(line)
+        if changed:
+            say(f"the code of {arm.name} computes something else: {'; '.join(changed)}")
+    return lines
 
 
 def base_values(base, data):
     """All keys of train.py of the base, with their defaults."""
-    model = variant_config(base.values, data["vocab_size"])
+    model = configure({"vocab_size": data["vocab_size"]} | base.values, as_variant=True)
     return asdict(build(TrainConfig, base.values)) | asdict(model)
 
 

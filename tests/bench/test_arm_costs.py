@@ -15,8 +15,7 @@ from helpers.ablation import arm
 from helpers.runs import losses as logged
 from helpers.variants import saved_bytes
 from parts import costs as closed_form
-from parts.architectures import make
-from training.settings import variant_config
+from parts.architectures import configure, make
 
 ARMS = arm(swiglu=dict(mlp="swiglu"), crash=dict(norm="rmsnorm"))
 SECONDS = {"base": 0.04, "base again": 0.04, "swiglu": 0.03}  # of a step, made up
@@ -63,7 +62,7 @@ def test_memory_is_what_the_forward_pass_keeps(planned):
     """Four numbers per parameter, and what autograd keeps of the eager model, within 3 %."""
     plan = planned(ARMS, "--batch_size=16")
     values = plan.run_values(plan.arms["swiglu"])
-    c = variant_config(values)
+    c = configure(values, as_variant=True)
     wanted = 16 * closed_form.parameters(c) + saved_bytes(make(c), 16, 16)
     assert step_times.Probe(values).memory_bytes == pytest.approx(wanted, rel=0.03)
 

@@ -10,10 +10,9 @@ from bench.ablation.arms import list_arms
 from common.configurator import from_text, keys
 from common.errors import UserError
 from common.files import ROOT
-from helpers.ablation import arguments, names, rows_of
-from parts.architectures import ARCH
+from helpers.ablation import arguments, names, read_sweep, rows_of
+from parts.architectures import ARCH, configure
 from parts.variant import POSITION
-from training.settings import variant_config
 
 SWEEPS = [path for path in (ROOT / "config").rglob("*.py") if "bench/ablate.py" in path.read_text()]
 DIFFER = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
@@ -47,7 +46,9 @@ def test_ladder_goes_from_one_corner_to_the_other():
     *rungs, _ = names(design="ladder").values()
     assert [arm.against for arm in rungs[1:]] == [arm.name for arm in rungs[:-1]]
     last = checks.with_changes({"model": "gpt2", "n_head": 2, "n_embd": 32}, rungs[-1].changes)
-    assert variant_config(last) == variant_config({"model": "llama", "n_head": 2, "n_embd": 32})
+    assert configure(last, as_variant=True) == configure(
+        {"model": "llama", "n_head": 2, "n_embd": 32}, as_variant=True
+    )
 
 
 def test_the_rungs_of_a_ladder_are_the_arms_given():
@@ -67,8 +68,8 @@ def test_every_shipped_sweep_is_valid(path, device):
     """Its arms are accepted and matched, in each column, on a CPU and (a login node) for a GPU."""
     shelf = {"tune": "gpt2.py", "recipe": "llama.py"}.get(path.stem.split("_")[0], path.name)
     argv = [str(path.with_name(shelf)), str(path), f"--device={device}"]
-    for column in ["", *(settings.read(argv, "")[0].also or {})]:
-        config, base = settings.read([*argv, f"--also={column}"], "")
+    for column in ["", *(read_sweep(argv)[0].also or {})]:
+        config, base = read_sweep([*argv, f"--also={column}"])
         made = {arm.name: arm for arm in list_arms(config, base)}
         for arm in made.values():
             checks.check_arm(arm, base)
@@ -101,9 +102,9 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
     assert ablate.main(argv, stub) == 0 and not (out / "small").exists()
     assert ablate.main([*argv, "--also=small,deep"], stub) == 0
 
-    lines = settings.sweeps_of([*argv, "--also=small,deep"])
-    folders = [settings.read(line, "")[0].out_dir for line in lines]
-    assert folders == [str(out / "small"), str(out / "deep")]
+    columns = settings.read([*argv, "--also=small,deep"], "")
+    assert [made.config.out_dir for made in columns] == [str(out / "small"), str(out / "deep")]
+    assert [made.arguments[-1] for made in columns] == ["--also=small", "--also=deep"]
 
     plan, deep = rows.plan(out / "small"), rows.plan(out / "deep")
     assert plan["also"] == "small" and plan["base_values"]["n_embd"] == 16
@@ -112,16 +113,16 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
     assert Counter(runs) == {("rope", 2): 3, ("base", 1): 3, ("base again", 1): 2}
     assert deep["base_values"]["n_layer"] == 3 and set(ARMS) < set(deep["chosen_lr"])
     # The command line wins over the column.
-    config, base = settings.read([*argv, "--also=small", "--seeds=7", "--n_embd=64"], "")
+    config, base = read_sweep([*argv, "--also=small", "--seeds=7", "--n_embd=64"])
     assert (config.seeds, base["n_embd"], base["n_layer"]) == (7, 64, 2)
 
 
 def test_a_column_on_another_text_drops_the_prompt(data_dir, tmp_path):
     own = dict(prompt="so", question="Why?", arms={"alibi": {"position": "alibi"}})
     argv = shelf(data_dir, tmp_path, b={"dataset": "b"}, c={"dataset": "c"} | own)
-    config, base = settings.read([*argv, "--prompt=the", "--also=b"], "")
+    config, base = read_sweep([*argv, "--prompt=the", "--also=b"])
     assert (config.prompt, base["dataset"]) == ("", "b") and config.question.endswith("? (b)")
-    config, base = settings.read([*argv, "--also=c"], "")
+    config, base = read_sweep([*argv, "--also=c"])
     assert {key: getattr(config, key) for key in own} == own
 
 
@@ -137,4 +138,4 @@ def test_a_column_on_another_text_drops_the_prompt(data_dir, tmp_path):
 def test_a_column_that_cannot_be_is_refused(data_dir, tmp_path, column, wanted):
     argv = shelf(data_dir, tmp_path, y={}, **({} if column is None else {"x": column}))
     with pytest.raises(UserError, match=wanted):
-        settings.read([*argv, "--also=x"], "")
+        read_sweep([*argv, "--also=x"])

@@ -1,88 +1,265 @@
-"""The identity of a run's code: what makes rows stale, and what leaves them fresh."""
+"""The identity of a row: what makes the code of an arm another one, and what leaves it the same."""
 
+import copy
+import json
+import math
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
-from bench.ablation import checks, identity, settings, sweep
+import train
+from bench.ablation import fingerprint, identity, rows, sweep
+from common.errors import UserError
 from common.files import ROOT
-from helpers.ablation import arguments, names
+from helpers.sweeps import make_sweep
+from tokens import batches
+from training import losses, optim
+
+SHELVES = ROOT / "bench" / "results" / "answer"
+FOLDERS = sorted(path.parent for path in SHELVES.rglob("sweep.json"))
+# An arm trained by Muon and AdamW, and one by AdamW alone.
+ARMS = {"muon": ("llama/small", "base"), "adamw": ("llama/small", "adamw")}
 
 
-@pytest.fixture(scope="module")
-def changed(data_dir, tmp_path_factory):
-    """A function of (file, old text, new text): the names of the arms whose hash changes if a file
-    of a copy of ours does."""
-    _, base = settings.read(arguments(data_dir, "out", "--axis=norm"), "")
-    changes = {"rope": dict(position="rope"), "swiglu": dict(mlp="swiglu")}
-    found = names(base, arms=changes | {"muon": dict(optimizer="muon")})
-    for arm in found.values():
-        checks.check_arm(arm, base)
-    root = tmp_path_factory.mktemp("code")
-    for room in ("common", "parts", "tokens", "training"):
-        shutil.copytree(ROOT / room, root / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in ROOT.glob("*.py"):
-        shutil.copy(path, root / path.name)
+def line_of(folder, arm):
+    return next(line for line in identity.stored(SHELVES / folder) if line["arm"] == arm)
 
-    def hashes():
-        identity.definitions_below.cache_clear()
-        identity.hash_of_words.cache_clear()
-        hash_of = lambda arm: identity.code_hash(arm.values | {"vocab_size": 29}, root)
-        return {name: hash_of(arm) for name, arm in found.items()}
 
-    def change(file, old, new):
-        text = (ROOT / file).read_text(encoding="utf-8")
-        assert text.count(old) == 1, (file, old)
-        (root / file).write_text(text.replace(old, new), encoding="utf-8")
-        after = hashes()
-        (root / file).write_text(text, encoding="utf-8")
-        return {name for name in before if before[name] != after[name]}
+def changed(folder, arm):
+    """How today's code of an arm differs from the stored one."""
+    fingerprint.learned.cache_clear()
+    try:
+        return fingerprint.check(line_of(folder, arm), with_form=False)
+    finally:
+        fingerprint.learned.cache_clear()
 
-    before = hashes()
-    change.arms = found.keys()
-    change.same = before["base"] == before["base again"]
+
+# ---------------------------------------------------------------- today's code
+
+
+@pytest.mark.parametrize("folder, arm", [*ARMS.values(), ("gpt2/small", "no biases")])
+def test_the_code_of_stored_rows_is_the_same(folder, arm):
+    assert changed(folder, arm) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(SHELVES)))
+def test_the_code_of_all_stored_rows_is_the_same(folder, capsys):
+    assert fingerprint.main([str(folder)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(SHELVES)))
+def test_the_configurations_of_stored_rows_are_the_same(folder):
+    plan, lines = rows.plan(folder), identity.stored(folder)
+    assert {line["arm"] for line in lines} >= plan["arms"].keys()
+    machine = {"torch": plan["versions"]["torch"].partition("+")[0]}
+    if plan["base_values"]["device"] == "cpu":
+        machine["threads"] = json.loads((folder / "costs.jsonl").open().readline())["threads"]
+    for line in lines:
+        hashed = identity.configuration(line["values"]) | machine
+        facts = plan["arms"][line["arm"]]
+        assert identity.digest([hashed, plan["data"]["fingerprint"]]) == facts["config_hash"]
+        assert line["id"] == facts["code_hash"]
+
+
+# ---------------------------------------------------------------- changed code
+
+
+def other_decay(monkeypatch):
+    real = optim.parameter_groups
+    monkeypatch.setattr(optim, "parameter_groups", lambda model, decay: real(model, 0.8 * decay))
+
+
+def no_clipping(monkeypatch):
+    real = torch.nn.utils.clip_grad_norm_
+    unbound = lambda parameters, bound: real(parameters, math.inf)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", unbound)
+
+
+def other_config(**changes):
+    """Make the optimizers with other values than those of the run."""
+
+    def change(monkeypatch):
+        real = train.make_optimizers
+        make = lambda model, config, runtime: real(model, replace(config, **changes), runtime)
+        monkeypatch.setattr(train, "make_optimizers", make)
+
     return change
 
 
-def test_a_message_a_comment_or_a_new_word_leaves_all_rows_fresh(changed):
-    assert changed.same
-    for file, old, new in (
-        ("train.py", '    """Take one optimizer step', '    """Take an optimizer step'),
-        ("train.py", "gradient norm {norm:.4g} {where}", "its norm {norm:.4g} {where}"),
-        ("tokens/token_files.py", "process prepares this dataset: w", "dataset: w"),
-        ("parts/norm.py", '"dyt": DyT,', '"dyt": DyT,\n    "mine": DyT,'),
-        # A word that only other runs name.
-        ("training/optim.py", '"constant": lambda t: 1.0', '"constant": lambda t: 2.0'),
-    ):
-        assert not changed(file, old, new), new
-    last, added = '"none": NoMLP,\n}', 'MLP["{}"] = PlainMLP.of(SO, relu, relu)'
-    mish = added.format("mish") + "\n\n\nclass Mish(PlainMLP):\n    pass\n"
-    assert not changed("parts/mlp.py", last, f"{last}\n{mish}")
-    assert changed("parts/mlp.py", last, f"{last}\n{added.format('swiglu')}") == {"swiglu"}
+def other_weights(monkeypatch):
+    real = train.make
+
+    def make(config):
+        model = real(config)
+        with torch.no_grad():
+            model.lm_head.weight *= 1.01
+        return model
+
+    monkeypatch.setattr(train, "make", make)
+
+
+def other_order(monkeypatch):
+    real = batches.Batches.epoch_starts
+    backwards = lambda self, epoch: real(self, epoch)[::-1]
+    monkeypatch.setattr(batches.Batches, "epoch_starts", backwards)
+
+
+def other_end(monkeypatch):
+    """The schedule ends a step later, in runs of more steps than the fingerprint takes."""
+    real = optim.learning_rate
+    steps = lambda config: config.max_iters + (config.max_iters > 100)
+    later = lambda step, config: real(step, replace(config, max_iters=steps(config)))
+    for module in (optim, train, fingerprint):
+        monkeypatch.setattr(module, "learning_rate", later)
+
+
+def other_mean(monkeypatch):
+    """An evaluation weights its batches and not its targets equally."""
+    of_batches = lambda sums: (sums[:, 0] / sums[:, 1]).mean().item()
+    monkeypatch.setattr(losses, "mean_loss", of_batches)
+
+
+def other_windows(monkeypatch):
+    """An evaluation takes the first windows of a split."""
+    real = batches.Text.eval_windows
+
+    def first(self, limit=None):
+        starts, targets = real(self, limit)
+        return self.block_size * np.arange(len(starts)), targets
+
+    monkeypatch.setattr(batches.Text, "eval_windows", first)
 
 
 @pytest.mark.parametrize(
-    "file, old, new, stale",
+    "change, arm, shown",
     [
-        ("training/optim.py", "0.5 * (1 + math.cos", "0.4 * (1 + math.cos", None),
-        ("train.py", "EVAL_TRAIN_TOKENS = 32768", "EVAL_TRAIN_TOKENS = 1", None),
-        ("tokens/batches.py", "default_rng([self.seed, epoch])", "default_rng(epoch)", None),
-        ("parts/part.py", "STD = 0.02", "STD = 0.03", None),
-        ("model.py", "F.layer_norm(x", "F.layer_norm(2 * x", None),
-        ("training/optim.py", 'alpha=-group["lr"] * 0.2', 'alpha=-group["lr"] * 0.3', {"muon"}),
-        ("parts/position.py", "turned_width(D) if D", "turned_width(2 * D) if D", {"rope"}),
+        (other_decay, "muon", {"norms"}),
+        (other_decay, "adamw", {"norms"}),
+        (no_clipping, "muon", {"clipped"}),
+        (other_config(beta1=0.91), "muon", {"norms", "loss"}),
+        (other_config(beta2=0.951), "adamw", {"norms"}),
+        (other_weights, "muon", {"norms", "gradient"}),
+        (other_order, "adamw", {"loss", "samples"}),
+        (other_end, "adamw", {"learning"}),
+        (other_mean, "muon", {"evaluation"}),
+        (other_windows, "adamw", {"evaluation", "scored"}),
     ],
 )
-def test_a_formula_makes_those_rows_stale_that_reach_it(changed, file, old, new, stale):
-    """In the schedule, the evaluation, the order of the data, the first weights, a part."""
-    assert changed(file, old, new) >= (stale or changed.arms)
-    if stale:
-        assert "base" not in changed(file, old, new)
+def test_changed_code_makes_rows_stale(monkeypatch, change, arm, shown):
+    change(monkeypatch)
+    assert {text.split()[0] for text in changed(*ARMS[arm])} >= shown
+
+
+def test_renamed_and_rewritten_code_leaves_rows_fresh(tmp_path):
+    """In a copy of the code, whose arm's stored fingerprint is checked by the command."""
+    for room in ("bench/ablation", "common", "parts", "tokens", "training"):
+        shutil.copytree(ROOT / room, tmp_path / room)
+    shutil.copytree(ROOT / "weights", tmp_path / "weights")
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("bench/*.py")]:
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    for file, old, new in (
+        ("train.py", "update_weights", "with_new_weights"),  # a function
+        ("training/optim.py", "orthogonal", "made_orthogonal"),
+        ("train.py", "gradient norm {norm:.4g} {where}", "its norm {norm:.4g} {where}"),
+        ("tokens/token_files.py", "the token file holds", "this file holds"),
+    ):
+        text = (tmp_path / file).read_text(encoding="utf-8")
+        assert old in text
+        (tmp_path / file).write_text(text.replace(old, new), encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    line = line_of(*ARMS["muon"])
+    identity.store(tmp_path / "out", [line])
+
+    words = [sys.executable, "-m", "bench.ablation.fingerprint", "out"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and done.stdout == "out: base: fresh\n", done.stderr
+
+
+# ---------------------------------------------------------------- two fingerprints
+
+
+def test_rounding_and_other_names_are_no_difference():
+    old = line_of("gpt2/small", "base")["numbers"]
+    new = copy.deepcopy(old)
+    new["norms"] = {
+        f"net.{name}": [x * (1 + 5e-5) for x in norms] for name, norms in old["norms"].items()
+    }
+    new["loss"] = [x + 5e-5 for x in old["loss"]]
+    assert identity.differences(old, new) == []
+    new["loss"][7] += 1e-3
+    new["norms"].popitem()
+    assert [text.split()[0] for text in identity.differences(old, new)] == ["loss", "norms"]
+    new = copy.deepcopy(old) | {"loss": [*old["loss"][:7], "nan"]}
+    assert len(identity.differences(old, new)) == 1 and not identity.differences(new, new)
+    # The bias of the keys has no effect, so that its gradient is rounding.
+    new = copy.deepcopy(old)
+    new["norms"]["blocks.0.attn.wk.bias"] = [1.0, 1e-9, 1e-18]
+    assert identity.differences(old, new) == []
+
+
+def test_an_arm_takes_the_id_of_the_fingerprint_that_agrees(planned, monkeypatch, capsys):
+    monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [number]})
+    ids = []
+    for number in (1.0, 1.00001, 2.0, 1.0):
+        made = planned("--axis=norm", "--match=none")
+        ids.append([arm.code_hash for arm in made.arms.values()])
+        made.open([])
+        made.lock.close()
+        assert ("code of rmsnorm" in capsys.readouterr().out) == (number == 2.0)
+    first, again, other, back = ids
+    assert first == again == back and not {*first} & {*other}
+    assert first[0] == first[-1] != first[1]  # the base again is the base
+    assert len(identity.stored(made.out)) == 2 * len(first)
+
+
+def test_pairs_have_fingerprints():
+    values = line_of("gpt2/small", "base")["values"] | {"n_layer": 1, "n_embd": 16, "n_head": 1}
+    of_pairs = fingerprint.compute(values, "pairs")
+    assert of_pairs["scored"] != fingerprint.compute(values)["scored"]
+    assert fingerprint.compute(values, "pairs") == of_pairs
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_folders_of_one_sweep_are_joined_by_what_their_code_computes(tmp_path, agree):
+    """Sweeps that were started apart have other ids for the same code."""
+    values = line_of(*ARMS["muon"])["values"]
+    for name, loss in (("here", 1.0), ("there", 1.00001 if agree else 1.1)):
+        plan, lines, _ = make_sweep(tmp_path / name, seeds=2, stale=False, diverged=(), lr_grid=[1])
+        stored = []
+        for number, arm in enumerate(plan["arms"]):
+            own = values | {"max_iters": 900 + number}
+            stored.append(identity.line_of(arm, own, "text", {"loss": [loss]}))
+            plan["arms"][arm]["code_hash"] = stored[-1]["id"]
+        plan["code_hash"] = plan["arms"]["base"]["code_hash"]
+        codes = {line["arm"]: line["id"] for line in stored}
+        lines = [row | {"code_hash": codes[row["arm"]]} for row in lines]
+        lines = [row | {"seed": row["seed"] + 50 * (name == "there")} for row in lines]
+        text = "".join(json.dumps(row) + "\n" for row in lines)
+        (tmp_path / name / "sweep.json").write_text(json.dumps(plan))
+        (tmp_path / name / "rows.jsonl").write_text(text)
+        identity.store(tmp_path / name, stored)
+    folders = [tmp_path / "here", tmp_path / "there"]
+    assert len(rows.sweeps(folders)) == (1 if agree else 2)
+    runs = rows.load(folders)
+    assert runs.current.all() and len(runs) == 2 * len(lines)
+    assert runs.groupby("arm").code_hash.nunique().max() == (1 if agree else 2)
+
+
+def test_a_folder_without_fingerprints_is_a_mistake(tmp_path):
+    with pytest.raises(UserError, match="fingerprints"):
+        fingerprint.main([str(tmp_path)])
 
 
 def test_the_machine_is_part_of_the_configuration(planned, monkeypatch):
     hashes = lambda *more: planned("--axis=norm", "--match=none", *more).arms["base"].config_hash
     monkeypatch.setattr(sweep, "check_changes_output", lambda *args: None)
+    monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.0]})
     assert hashes() == hashes("--dtype=float32") == hashes("--log_interval=7")
     assert hashes() != hashes("--dtype=bfloat16")
     assert hashes("--workers=1") != hashes("--workers=64")  # threads of each

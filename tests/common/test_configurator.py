@@ -44,7 +44,7 @@ class Keys:
 
 
 def read(*argv, **more):
-    return build(Keys, load(argv, [Keys], "usage", **more)[0])
+    return build(Keys, load(argv, [Keys], "usage", **more).values)
 
 
 def mistake(word):
@@ -91,7 +91,7 @@ def test_values(text, key, value):
         ("--share=0", "share=0.0 is out of range .*a number above 0, at most 1"),
         ("--learning_rate=1" + "0" * 400, "learning_rate is too large"),
         ("--learning_rate=1e999", "learning_rate cannot be inf"),
-        ("--old=1", "old is no key here.*use --new"),
+        ("--old=1", "old is not a key here.*use --new"),
         ("missing.py", "cannot read the config file.*missing.py.*config/ holds examples"),
     ],
 )
@@ -113,6 +113,17 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
     assert read(str(tmp_path / "a.py"), "--batch_size=3", scope=scope).batch_size == 3
 
 
+def test_load_returns_who_gave_which_key(tmp_path):
+    (tmp_path / "a.py").write_text("batch_size = 8\nstart = 'a'\n")
+    words = ["word", "--learning_rate=1e-3", str(tmp_path / "a.py"), "--batch_size=3"]
+    given = load(words, [Keys], "usage")
+    assert given.typed == {"learning_rate": 1e-3, "batch_size": 3}
+    assert given.in_files == {"batch_size": 8, "start": "a"}
+    assert given.values == {"learning_rate": 1e-3, "batch_size": 3, "start": "a"}
+    assert (given.files, given.words) == ([words[2]], ["word"])
+    assert given.arguments == [words[2], "word", "--learning_rate=1e-3", "--batch_size=3"]
+
+
 @pytest.mark.parametrize(
     "source, words",
     [
@@ -120,8 +131,8 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
         ("batch_size = 'x'\n", "batch_size must be int, not 'x' .*c.py:1"),
         ("batch_size = \n", "c.py:1.*a config file is Python"),
         ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
-        ("old = 3\n", "old is no key here .*c.py:1.*use --new"),
-        ("\nraise Exception('no')\n", "Exception: no .*c.py:2.*mend this line"),
+        ("old = 3\n", "old is not a key here .*c.py:1.*use --new"),
+        ("\nraise Exception('no')\n", "Exception: no .*c.py:2.*correct this line"),
         ("start = 1\nreturn\n", "'return' outside function .*c.py:2"),
         ("start = 'a\\0b'\n", "start contains a NUL character .*c.py:1"),
         ("start = '\0'\n", "c.py:1.*a config file is Python"),
@@ -185,10 +196,10 @@ def test_options_are_frozen():
             block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier
             rope_theta norm_eps dropout tie_embeddings""",
         SampleConfig: """
-            init_from out_dir checkpoint compare start prompts skip_unknown num_samples
-            max_new_tokens stop temperature top_k top_p min_p repetition_penalty seed jsonl
-            show_probs score attention layer serve port context draft knn device dtype compile""",
-        PrepareConfig: "input field tokenizer vocab_size seed data_dir list",
+            init_from out_dir checkpoint start prompts skip_unknown num_samples max_new_tokens
+            stop temperature top_k top_p min_p repetition_penalty seed jsonl show_probs context
+            device dtype compile""",
+        PrepareConfig: "input field tokenizer vocab_size data_dir list",
     }
     for cls, expected in options.items():
         assert list(keys(cls)) == expected.split()
@@ -202,7 +213,7 @@ def test_every_config_file_is_read(device):
         if "bench/ablate.py" in path.read_text():
             continue  # a sweep's: tests/bench/test_ablate.py reads these
         scope = lambda given: {"device": device, "device_memory": 80.0}
-        values, _ = load([str(path)], [TrainConfig, VariantConfig], "", scope)
+        values = load([str(path)], [TrainConfig, VariantConfig], "", scope).values
         config = build(TrainConfig, values)
         named = config.model in path.stem or path.stem in ("first_steps", "best_shakespeare")
         assert named or config.init_from != "scratch" or config.dataset.startswith("task:")

@@ -64,7 +64,7 @@ def test_a_file_system_that_cannot_flush_folders(tmp_path, monkeypatch, capsys):
         (b'{"a": NaN}', "NaN is not a JSON number"),
         (b'{"a": {"b": 1e999}}', "1e999 is not a JSON number"),
         (b"[" * 200_000 + b"]" * 200_000, "nested too deep"),
-        (b"[1]", "a JSON list where a dict is needed"),
+        (b"[1]", "this JSON is a list, not a dict"),
         (None, "cannot read: No such file"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ablate
-from bench.ablation import arms, report, runs, settings, step_times
+from bench.ablation import arms, fingerprint, report, runs, settings, step_times
 from common.configurator import build
 from common.runtime import versions
 from training.run_folder import read_rows
@@ -58,6 +58,13 @@ if not os.environ.get("STUB_FORGETS"):
 (out / "latest").write_text(str(step))
 sys.exit(143 if stopped else 0)
 """.replace("HARDWARE", repr(versions()["hardware"]))
+
+
+def read_sweep(argv):
+    """(AblateConfig, {key of train.py: value}) of the command line of one sweep."""
+    (made,) = settings.read(argv, "")
+    return made.config, made.base
+
 
 # A driver in a process of its own, on the stub.
 DRIVER = """
@@ -126,7 +133,13 @@ def out(tmp_path):
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def same_code(monkeypatch):
+    """All arms compute the same, so that no fingerprint takes time."""
+    monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.0]})
+
+
+@pytest.fixture
+def quick(monkeypatch, same_code):
     """A report that these tests do not read, and short measurements."""
 
     def write(outs):
@@ -147,9 +160,9 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def planned(data_dir, out):
+def planned(data_dir, out, same_code):
     """planned(*options): a small sweep that is ready to run in `out`."""
-    return lambda *options: ablate.plan(arguments(data_dir, out, *options))
+    return lambda *options: ablate.plan(arguments(data_dir, out, *options))[0]
 
 
 @pytest.fixture

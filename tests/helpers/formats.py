@@ -10,8 +10,6 @@ import torch
 from common.errors import UserError
 from helpers.models import random_weights, tokens
 from parts.architectures import configure, make
-from weights import gguf
-from weights.export import to_hf
 
 IDX = tokens(3, 33, vocab=999)
 
@@ -41,24 +39,6 @@ def small_model(word, vocab_size=256, **more):
     if word == "llama":
         sizes["n_kv_head"] = 2
     return random_weights(make(configure({"model": word} | sizes | more)).eval(), 0.4)
-
-
-def write_gguf(path, made, tokenizer, kind="F32"):
-    pytest.importorskip("gguf")
-    word = "gpt2" if type(made).__name__ == "GPT" else "llama"
-    theirs = to_hf(word, vars(made.config), made.state_dict(), gguf.FAMILIES)
-    gguf.write(path, *theirs, tokenizer.to_json(), kind)
-
-
-def read_gguf(path):
-    """({key: value}, {name: tensor}) of a file, by llama.cpp's own package."""
-    package = pytest.importorskip("gguf")
-    reader = package.GGUFReader(path)
-    tensors = {
-        t.name: torch.tensor(package.quants.dequantize(t.data, t.tensor_type))
-        for t in reader.tensors
-    }
-    return {key: field.contents() for key, field in reader.fields.items()}, tensors
 
 
 def replace_by_pipe(path):

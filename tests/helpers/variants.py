@@ -5,7 +5,7 @@ import torch
 
 from parts.architectures import CORNERS, configure, make
 from parts.costs import choices
-from parts.part import MIXER
+from parts.slots import MIXER
 
 SIZES = dict(block_size=24, vocab_size=29, n_layer=2, n_head=4, n_embd=16, multiple_of=8)
 SLOTS = choices()  # {key: its words} of every key whose value is a word
@@ -86,10 +86,11 @@ def name(arm):
 CORNER = dict(arch=None)  # the readable model itself
 # Of the gates, LLaMA's arms are enough for each run; GPT-2's come with -m "slow or not slow".
 gate = pytest.mark.parametrize(
-    "base, arm",
+    ("base", "arm"),
     [
         pytest.param(
-            *(base, arm),
+            base,
+            arm,
             id=f"{name(arm)}-{base}",
             marks=[pytest.mark.slow] if base == "gpt2" and arm is not CORNER else [],
         )
@@ -106,21 +107,27 @@ def close(a, b, tolerance=1e-5):
 
 
 def config(base, arm=None, **more):
-    """The configuration of a Variant: a corner with some of its parts swapped. arch=None: that of
-    the readable model itself."""
+    """The configuration of a Variant: a corner with some of its parts swapped. arch=None: the
+    configuration of the readable model itself."""
     return configure(SIZES | {"model": base, "arch": base} | more | (arm or {}))
 
 
-def randomised(c, seed=0, std=0.4):
-    """A model with nothing left at zero or one, so that every part shows; in evaluation."""
+def randomise(model, seed=0, std=0.4):
+    """The model with nothing left at zero or one, so that every part shows; in evaluation, in
+    float64."""
     torch.manual_seed(seed)
-    model = make(c).eval()
+    model.zero_grad()
     for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if "slopes" not in tensor_name and tensor.is_floating_point():
             torch.nn.init.normal_(tensor, 0.0, std)
             if "running_var" in tensor_name:
                 tensor.abs_().add_(0.5)
-    return model.double()
+    return model.eval().double()
+
+
+def randomised(c, std=0.4):
+    """A model of a configuration with random weights."""
+    return randomise(make(c), std=std)
 
 
 def tokens(c, B=2, T=None, seed=1):
@@ -131,7 +138,8 @@ def tokens(c, B=2, T=None, seed=1):
 
 def saved_bytes(model, B, T):
     """What autograd keeps, each storage once, without the parameters."""
-    own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
 
     def pack(tensor):
         address = tensor.untyped_storage().data_ptr()

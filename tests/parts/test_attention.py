@@ -1,17 +1,14 @@
 """Attention, its keys, T5's bias, latent and differential attention against independent modules in
 float64; and windows in blocks."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from helpers.variants import close, config, name, randomised, tokens
-from parts import attention
-from parts.architectures import idle
+from helpers.variants import close, config, randomised, tokens
 from parts.cache import KVCache
 from parts.mla import LatentAttention
 from parts.position import Where
@@ -102,7 +99,7 @@ def value_residual(monkeypatch, detail):
     in_float64(monkeypatch)
     layers, sizes = [], dict(dim=16, dim_head=4, heads=4, causal=True, gate_value_heads=True)
     for mixer in mixers:
-        mixed = mixer.share is not None
+        mixed = hasattr(mixer, "share")
         theirs = theirs_of.Attention(**sizes, learned_value_residual_mix=mixed).double()
         for matrix, weight in dict(q=mixer.wq, k=mixer.wk, v=mixer.wv, out=mixer.wo).items():
             getattr(theirs, f"to_{matrix}").weight.copy_(weight.weight)
@@ -158,23 +155,32 @@ def differential(monkeypatch, detail):
     sizes = dict(num_key_value_heads=2, rms_norm_eps=model.config.norm_eps)
     theirs = attention_of("diffllama", "DiffLlama", **sizes)
     give(theirs, ours)
-    for vector in ours.vectors:
+    for vector in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
         getattr(theirs, vector).copy_(getattr(ours, vector))
     detail(ours)
     return outputs(model, theirs, monkeypatch)
 
 
-def having(attribute, value=None):
+def having(attribute, value):
     return lambda mixer: setattr(mixer, attribute, value)
+
+
+def without(word):
+    """The mistake that a word of attn_extra is not there."""
+    return lambda mixer: mixer.extras.pop(word)
 
 
 MODELS = {  # the independent model of each part, and mistakes that the comparison must show
     attn_gate: [
-        having("gate"),
+        without("gate_element"),
         lambda mixer: mixer.gate.weight.copy_(mixer.gate.weight.roll(4, 0)),  # of other heads
     ],
-    attn_sink: [having("sinks"), lambda mixer: mixer.sinks.neg_()],
-    value_residual: [having("share"), lambda mixer: mixer.share.fill_(0.7), having("gate")],
+    attn_sink: [without("sink"), lambda mixer: mixer.sinks.neg_()],
+    value_residual: [
+        without("value_residual"),
+        without("gate_head"),
+        lambda mixer: mixer.share.fill_(0.7),
+    ],
     t5: [having("farthest", 127)],
     mla: [lambda mixer: mixer.wq.weight.mul_(math.sqrt(10 / 6))],  # scaled as if none were rotated
     differential: [having("start", 0.8 - 0.6 * math.exp(-0.3 * 2))],  # layers counted from one
@@ -251,14 +257,7 @@ def test_which_layers_a_key_acts_in():
     assert state.conv.width == 4 and attention.conv is None
 
 
-def test_keys_without_an_effect():
-    values = dict(norm="layernorm", norm_eps=0.1, mlp="gelu", position="none", conv=4)
-    assert idle(values) == ["norm_eps"]
-    for word in ("mla", "differential", "attention,mla"):  # with norms of their own
-        assert "norm_eps" not in idle(values | dict(mixer=word))
-
-
-# ---------------------------------------------------------------- masks and blocks
+# ---------------------------------------------------------------- masks and caches
 
 
 def test_no_mask_is_made_where_no_layer_reads_one():
@@ -275,71 +274,13 @@ def test_no_mask_is_made_where_no_layer_reads_one():
         assert cache.mask.shape == (1, 1, 10, 20)
 
 
-BLOCKS = [
-    dict(window=1),
-    dict(block_local=6),
-    dict(window=5, full_every=2),
-    dict(window=5, n_kv_head=1, position="learned", head_dim=6),
-    dict(window=7, n_kv_head=2, attn_softcap=2.0, attn_extra="sink"),
-    dict(block_local=4, n_kv_head=2, attn_extra="sink"),
-    dict(window=5, conv=4, attn_extra="xsa,gate_head,value_residual"),
-    dict(mixer="differential", window=5, n_kv_head=2),
-]
-
-
-@pytest.fixture
-def blocked(monkeypatch):
-    """The calls of the form in blocks."""
-    calls, real = [], attention.Attention.blocked
-    spy = lambda *args: calls.append(1) or real(*args)
-    monkeypatch.setattr(attention.Attention, "blocked", spy)
-    return calls
-
-
-def logits_and_gradients(model, x):
-    model.zero_grad()
-    model(x, x)[1].backward()
-    return [model(x)[0].detach(), *(p.grad for p in model.parameters())]
-
-
-@pytest.mark.parametrize("T", [28, 37])  # a whole number of blocks, or not
-@pytest.mark.parametrize("arm", BLOCKS, ids=name)
-def test_blocks_are_the_mask(arm, T, blocked, monkeypatch):
-    model = randomised(config("llama", dict(block_size=64) | arm), std=0.3).train()
-    x = tokens(model.config, 3, T)
-    masked = logits_and_gradients(model, x)
-    assert not blocked  # the text is short
-    monkeypatch.setattr(attention, "LONG", 1)
-    results = logits_and_gradients(model, x)
-    assert len(blocked) == (2 if "full_every" in arm else 4)
-    for a, b in zip(results, masked, strict=True):
-        assert close(a, b, 1e-12)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("arm", [dict(window=8), dict(block_local=8)], ids=name)
-def test_the_work_grows_with_the_text_and_not_with_its_square(arm):
-    def flops(T, arm):
-        model = Variant(config("llama", dict(block_size=T, n_layer=1, n_embd=32) | arm))
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            model(torch.zeros(1, T, dtype=torch.long))
-        return counter.get_total_flops()
-
-    seen = 16 if "window" in arm else 8  # keys that a query is compared with
-    linear = flops(512, {}) - 4 * 512 * 512 * 32
-    assert flops(512, arm) - linear <= 4 * 512 * seen * 32
-    assert flops(1024, arm) < 2.02 * flops(512, arm)
-    assert flops(508, arm) > 3 * 508 * 508 * 32  # shorter than LONG: all, and a mask
-
-
-def test_only_where_they_fit(blocked, monkeypatch):
-    """Not with a cache, a bias, dropout while training, or few blocks."""
-    monkeypatch.setattr(attention, "LONG", 1)
-    for arm in (dict(window=6), dict(window=5, position="alibi"), dict(window=5, dropout=0.1)):
-        model = randomised(config("llama", arm)).train()
-        model(tokens(model.config, 1, 20))
-    model.eval()
-    x = tokens(model.config, 1, 20)
-    cached = model(x, cache=KVCache())[0]
-    assert not blocked
-    assert close(model(x)[0], cached, 1e-12) and len(blocked) == 2
+def test_a_windows_memory_grows_with_the_text():
+    """A short prompt takes no more than it would without the window, and the text is the same."""
+    c = config("llama", dict(window=1000, block_size=2000))
+    model, x, cache, sizes = randomised(c), tokens(c, 2, 300), KVCache(spare=7), []
+    for a, b in itertools.pairwise([0, 20, 21, 90, 91, 200, 300]):
+        model(x[:, a:b], cache=cache)
+        sizes.append(cache.size() // (2 * 2 * c.n_layer * c.n_embd * 8))  # tokens that have room
+    assert sizes == [64, 64, 180, 180, 400, 400]
+    cache.rewind(150)  # not full yet: any number of tokens can be dropped
+    assert close(model(x[:, 150:], cache=cache)[0], model(x)[0][:, 150:])

@@ -1,103 +1,94 @@
-"""Adding a part is one class and one word in one file, and its formula in references.py: four
+"""Adding a part is one class, one word in parts/slots.py, and its formula: five
 parts, each added from outside as a contributor would, pass every gate, and --help, costs, catalogue
 and ablation know them."""
 
 import math
 import re
+from types import SimpleNamespace
 
+import formulas
+import gates
+import mixer_references
 import pytest
 import references
 import test_costs as cost_gates
-import test_variants as gates
+import test_formulas
 import torch
 import torch.nn as nn
-from torch.nn import functional as F
 
 from bench.ablation.arms import list_arms
 from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
-from parts import costs
+from common.files import ROOT
+from parts import attn_extra, costs, norm, slots
 from parts.cache import Recurrent
-from parts.mlp import MLP, GatedMLP, PlainMLP
-from parts.norm import NORM, Norm
-from parts.part import MIXER, Mixer, linear
-from parts.variant import SLOTS, VariantConfig
+from parts.mlp import GatedMLP
+from parts.part import Mixer, linear
+from parts.slots import SLOTS
+from parts.variant import VariantConfig
+
+PRINTED = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/add_a_part.md").read_text(encoding="utf-8"), re.DOTALL
+)
 
 
-def an_activation():
-    MLP["contributor_activation"] = PlainMLP.of("Misra 2019, arXiv:1908.08681", F.mish)
+def entry(line, scope):
+    """{word: value} of a printed line of a dictionary."""
+    return eval("{" + line + "}", dict(vars(scope)))
 
 
-def a_gated_mlp():
-    MLP["contributor_gated"] = GatedMLP.of("made up for this test", torch.sin)
+def with_class(block, module):
+    """A copy of a module with the class that is printed."""
+    scope = dict(vars(module))
+    exec(block, scope)
+    return SimpleNamespace(**scope)
 
 
-def a_norm():
-    class ScaleNorm(Norm):
-        """scale * x / |x|, with one learned number that starts at sqrt(C)."""
-
-        paper = "Nguyen & Salazar 2019, arXiv:1910.05895"
-        biased = False
-
-        def __init__(self, width, config):
-            super().__init__()
-            self.width = width
-            self.scale = nn.Parameter(torch.empty(1))
-
-        def reset(self):
-            nn.init.constant_(self.scale, math.sqrt(self.width))
-
-        def forward(self, x):
-            return self.scale / x.norm(dim=-1, keepdim=True).clamp(min=1e-5) * x
-
-    NORM["contributor_norm"] = ScaleNorm
+def printed_parts():
+    """{word: (slot, class, formula)} of the three examples of docs/add_a_part.md."""
+    activation, mish, *others = PRINTED[:8]
+    scale_norm, norm_line, norm_formula, head_scale, extra_line, extra_formula = others
+    shelf = SimpleNamespace(
+        norm=with_class(scale_norm, norm), attn_extra=with_class(head_scale, attn_extra)
+    )
+    classes = entry(activation, slots) | entry(norm_line, shelf) | entry(extra_line, shelf)
+    formula_of = entry(mish, references) | entry(norm_formula, references)
+    formula_of |= entry(extra_formula, mixer_references)
+    slot_of = dict(mish="mlp", scalenorm="norm", head_scale="attn_extra")
+    return {word: (slot_of[word], classes[word], formula_of[word]) for word in slot_of}
 
 
-def a_mixer_with_a_state():
-    class Ema(Mixer):
-        """h_t = a h_(t-1) + (1 - a) v_t in each channel, with a learned a = sigmoid(decay)."""
+class Ema(Mixer):
+    """h_t = a h_(t-1) + (1 - a) v_t in each channel, with a learned a = sigmoid(decay)."""
 
-        paper = "Ma et al. 2022, arXiv:2209.10655"
-        state = Recurrent
+    paper = "Ma et al. 2022, arXiv:2209.10655"
+    state = Recurrent
 
-        def __init__(self, config, layer):
-            super().__init__()
-            self.wv = linear(config.n_embd, config.n_embd, config)
-            self.wo = linear(config.n_embd, config.n_embd, config, residual=True)
-            self.decay = nn.Parameter(torch.empty(config.n_embd))
-            self.dropout = nn.Dropout(config.dropout)
+    def __init__(self, config, layer):
+        super().__init__()
+        self.wv = linear(config.n_embd, config.n_embd, config)
+        self.wo = linear(config.n_embd, config.n_embd, config, residual=True)
+        self.decay = nn.Parameter(torch.empty(config.n_embd))
+        self.dropout = nn.Dropout(config.dropout)
 
-        def reset(self):
-            nn.init.uniform_(self.decay, 0.0, 3.0)
+    def reset(self):
+        nn.init.uniform_(self.decay, 0.0, 3.0)
 
-        def forward(self, x, where, cache=None):
-            v, a, h = self.wv(x), self.decay.sigmoid(), 0  # v (B, T, C)
-            if cache is not None:
-                v, h = cache.without_padding(v), cache.last()
-            states = []
-            for new in ((1 - a) * v).unbind(1):  # (B, C)
-                h = a * h + new
-                states.append(h)
-            states = torch.stack(states, dim=1)  # (B, T, C)
-            if cache is not None:
-                cache.update(states)
-            return self.dropout(self.wo(states))
+    def forward(self, x, where, cache=None):
+        v, a, h = self.wv(x), self.decay.sigmoid(), 0  # v (B, T, C)
+        if cache is not None:
+            v, h = cache.without_padding(v), cache.last()
+        states = []
+        for new in ((1 - a) * v).unbind(1):  # (B, C)
+            h = a * h + new
+            states.append(h)
+        states = torch.stack(states, dim=1)  # (B, T, C)
+        if cache is not None:
+            cache.update(states)
+        return self.dropout(self.wo(states))
 
-        def held(self, T):
-            return len(self.decay)  # one number per channel, however long the text
-
-    MIXER["contributor_mixer"] = Ema
-
-
-# and in references.py:
-
-
-def mish(x):
-    return x * math.tanh(math.log1p(math.exp(x)))
-
-
-def scalenorm(norm, x):
-    return norm.scale * x / x.square().sum(-1, keepdim=True).sqrt()
+    def held(self, T):
+        return len(self.decay)  # one number per channel, however long the text
 
 
 def ema(mixer, x, where):
@@ -109,11 +100,13 @@ def ema(mixer, x, where):
     return mixer.wo(h)
 
 
-PARTS = {  # word: (its slot, what adds it, its formula)
-    "contributor_activation": ("mlp", an_activation, references.plain(mish)),
-    "contributor_gated": ("mlp", a_gated_mlp, references.gated(math.sin)),
-    "contributor_norm": ("norm", a_norm, scalenorm),
-    "contributor_mixer": ("mixer", a_mixer_with_a_state, ema),
+PARTS = printed_parts() | {  # word: (its slot, its class, its formula)
+    "contributor_gated": (
+        "mlp",
+        GatedMLP.of("made up for this test, 2026", torch.sin),
+        references.gated(math.sin),
+    ),
+    "contributor_mixer": ("mixer", Ema, ema),
 }
 words = pytest.mark.parametrize("word", PARTS)
 
@@ -121,38 +114,21 @@ words = pytest.mark.parametrize("word", PARTS)
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
     """The parts, in their dictionaries for the length of one test."""
-    before = {slot: dict(words) for slot, words in SLOTS.items()}
-    for word, (slot, add, formula) in PARTS.items():
-        add()
-        monkeypatch.setitem(references.FORMULAS[slot], word, formula)
-    yield
-    for slot, words in before.items():
-        SLOTS[slot].clear()
-        SLOTS[slot].update(words)
-
-
-GATES = [
-    gates.test_bites,
-    gates.test_causality,
-    gates.test_cache,
-    gates.test_ragged_batch_is_one_at_a_time,
-    gates.test_rewinding_forgets,
-    gates.test_gradient_reaches_every_parameter_and_the_first_loss_is_right,
-    gates.test_every_parameter_has_exactly_one_initialiser,
-]
+    for word, (slot, part, formula) in PARTS.items():
+        monkeypatch.setitem(SLOTS[slot], word, part)
+        monkeypatch.setitem(formulas.FORMULAS[slot], word, formula)
 
 
 @pytest.mark.parametrize("word", [*PARTS, "attention,contributor_mixer"])
-@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.__name__)
-def test_it_passes(word, gate):
+def test_it_passes_the_gates(word):
     slot = PARTS[word.split(",")[-1]][0]
     position = dict(position="sinusoidal") if slot == "mixer" else {}
-    gate("gpt2", {slot: word} | position)
+    gates.check("gpt2", {slot: word} | position)
 
 
 @words
 def test_it_is_its_formula(word):
-    gates.test_a_word_is_its_formula(PARTS[word][0], word)
+    test_formulas.test_a_word_is_its_formula(PARTS[word][0], word)
 
 
 @words
@@ -162,15 +138,14 @@ def test_its_costs_are_what_is_counted(word):
     cost_gates.test_matching(change)
 
 
-@words
-def test_the_tools_know_it(word, capsys):
-    slot = PARTS[word][0]
-    choices = (
-        help_text("", [VariantConfig], everything=True).partition(f"--{slot}=")[2].partition(")")[0]
-    )
-    assert word in re.split(r"[\s(|]+", choices)
-    arms = list_arms(AblateConfig(axis=slot), {"model": "gpt2"})
-    assert word in [arm.name for arm in arms]
-    assert f" {word}" in costs.table() and costs.paper(slot, word)
+def test_the_tools_know_them(capsys):
     costs.main(["--model=gpt2"])
-    assert f"\n  {word} " in capsys.readouterr().out
+    catalogue = capsys.readouterr().out
+    options = help_text("", [VariantConfig], everything=True)
+    for word, (slot, *_) in PARTS.items():
+        choices = options.partition(f"--{slot}=")[2].partition(")")[0]
+        assert word in re.split(r"[\s(|]+", choices)
+        arms = list_arms(AblateConfig(axis=slot), {"model": "gpt2"})
+        assert word in [arm.name.removeprefix(f"{slot}=") for arm in arms]
+        assert f" {word}" in costs.table() and costs.paper(slot, word)
+        assert f"\n  {word} " in catalogue

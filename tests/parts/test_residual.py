@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from helpers.variants import config, randomised, tokens
-from parts.block import BLOCK, Connection
+from parts.block import Connection
+from parts.slots import BLOCK
 from parts.variant import Variant
 
 

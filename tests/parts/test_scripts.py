@@ -18,7 +18,7 @@ from weights.checkpoint import find
     "keys, sampled",
     [
         ("--mixer=gated_delta,attention --residual=hyper", "--top_k=5"),
-        ("--mixer=mamba2 --position=none", "--draft=lookup"),
+        ("--mixer=mamba2 --position=none", "--temperature=0"),
         ("--mixer=mla,differential", "--dtype=int8"),
         ("--mlp=moe --n_experts=4 --shared_experts=1", "--dtype=int8"),
     ],

@@ -8,8 +8,9 @@ import torch
 
 from helpers.progression import progression, trained
 from helpers.variants import ARMS, config, name
-from sample import steps
-from sampling.decoding import Sample, probabilities, ragged
+from sample import probabilities, steps
+from sampling.reader import ragged
+from sampling.text import Sample
 from tokens.tokenizer import ByteTokenizer
 
 # Numbers that continue in equal strides, modulo 7. The next one follows from two tokens, and the

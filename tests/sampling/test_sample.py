@@ -39,13 +39,6 @@ def out_dir(request, tmp_path_factory):
     return trained(tmp_path_factory.mktemp(request.param), text, "char", *more)
 
 
-@pytest.fixture(scope="module")
-def byte_run(tmp_path_factory):
-    """A run folder with another tokenizer, barely trained."""
-    folder = tmp_path_factory.mktemp("bytes")
-    return trained(folder, "the king of rome\n" * 200, "byte", "--max_iters=2", "--eval_interval=2")
-
-
 def run(out_dir, *flags, **keys):
     options = [f"--{key}={value}" for key, value in keys.items()]
     sample.main([f"--out_dir={out_dir}", "--device=cpu", *flags, *options])
@@ -81,9 +74,8 @@ def test_writing_imports_little(out_dir):
     command = [sys.executable, "-c", program, f"--out_dir={out_dir}", *options]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
     imported = set(done.stdout.rsplit("modules:", 1)[1].split())
-    assert "sampling.decoding" in imported
-    views = {f"sampling.{name}" for name in ("server", "knn", "attention_map", "speculative")}
-    assert not imported & {"torch._inductor", "sympy", "matplotlib", "rich", *views}
+    assert "sampling.reader" in imported
+    assert not imported & {"torch._inductor", "sympy", "matplotlib", "rich", "extras"}
 
 
 def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
@@ -164,14 +156,6 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--top_p=1.5"], "top_p=1.5 is out of range.*above 0, at most 1"),
         (["--start=a", "--prompts=b"], "prompts does not go with start"),
         (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
-        (["--score=nowhere.txt"], "cannot read the text.*nowhere.txt"),
-        (["--draft=nowhere"], "no checkpoint here.*nowhere"),
-        (["--compare=a,b", "--draft=lookup"], "compare does not go with draft"),
-        (["--attention=no/such/map.png"], "no picture can be written here.*no/such/map.png"),
-        (["--attention=notes.txt"], "no picture can be written here.*notes.txt"),
-        (["--attention=/dev/full"], "no picture can be written here.*/dev/full"),
-        (["--attention=map.png", "--layer=2"], "no layer 2.*0 to 1"),
-        (["--serve", "--compare=a,b,c"], "two models at most"),
         (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
         (["--out_dir=nowhere"], "no checkpoint here.*nowhere"),
     ],
@@ -181,6 +165,28 @@ def test_mistakes(out_dir, more, words, capsys):
         run(out_dir, *more)
     assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "words, command",
+    [
+        ("--out_dir=R --serve", "extras.serve R"),
+        ("--serve --port=8001 --compare=R,S --top_k=5", "extras.serve R S --port=8001 --top_k=5"),
+        ("--out_dir=R --score=a.txt --jsonl", "extras.score R --text=a.txt --jsonl"),
+        ("--compare=R,S --score=a.txt", "extras.score R S --text=a.txt"),
+        (
+            "--out_dir=R --attention=m.png --layer=2 --start=a",
+            "extras.attention_map R --out=m.png --layer=2 --start=a",
+        ),
+        ("--draft=lookup --init_from=gpt2", "extras.speculative gpt2 --draft=lookup"),
+        ("--knn=store --out_dir=R", "extras.knn write R --store=store"),
+        ("--compare=R,S --num_samples=1", "extras.compare_texts R S --num_samples=1"),
+    ],
+)
+def test_a_flag_that_moved_is_answered_by_the_command_to_paste(words, command):
+    with pytest.raises(UserError) as caught:
+        sample.main(words.split())
+    assert str(caught.value).endswith(f": python -m {command}")
 
 
 # ---------------------------------------------------------------- many prompts, programs, stop
@@ -246,47 +252,3 @@ def test_notes_say_what_matters(out_dir, capsys):
     assert printed.out == f"the king of rome\n{RULE}" and "tokens the model sees" not in printed.err
     assert printed.err.count("always writes the same: one sample, not 10") == 1
     assert "decoding" not in printed.err and "compiling" not in printed.err
-
-
-# ---------------------------------------------------------------- several models, other views
-
-
-def test_compare_and_score(out_dir, byte_run, tmp_path, capsys):
-    file, short = tmp_path / "text.txt", dict(start="the k", max_new_tokens=4, **GREEDY)
-    file.write_text("the king of rome shall speak no more\n", encoding="utf-8")
-    both = dict(compare=f"{out_dir},{byte_run}", score=file)
-    run(out_dir, **both)
-    shown = capsys.readouterr()
-    assert "compare only bits per byte" in shown.out and "[k]" in shown.out
-    assert "\033" not in shown.out and "empty" not in shown.err
-    run(out_dir, "--jsonl", **both, **short)
-    one, two, first, second = lines(capsys)
-    assert one["bits_per_byte"] < 2 < 7 < two["bits_per_byte"]
-    assert one["bytes"] == two["bytes"] == 37 == len(one["surprise"])
-    assert one["model"] == first["model"] == str(out_dir) and first["text"] == "ing "
-    assert second["model"] == str(byte_run)
-    run(out_dir, compare=both["compare"], **short)
-    assert capsys.readouterr().out.startswith(f"{out_dir}:\nthe king \n\n{byte_run}:\nthe k")
-    file.write_text("")
-    with pytest.raises(UserError, match="nothing to score .*text.txt"):
-        run(out_dir, **both)
-
-
-def test_draft(out_dir, byte_run, capsys):
-    common = dict(start="the king of rome the k", max_new_tokens=40, **GREEDY)
-    run(out_dir, **common)
-    alone = capsys.readouterr().out
-    tally = r"draft .*: \d+% accepted, [1-5]\.\d+ tokens for each read"
-    for draft in ("lookup", out_dir):
-        run(out_dir, **common, draft=draft)
-        shown = capsys.readouterr()
-        assert shown.out == alone and re.search(tally, shown.err)
-    with pytest.raises(UserError, match="the draft has another vocabulary"):
-        run(out_dir, **common, draft=byte_run)
-
-
-def test_attention_is_written_as_a_picture(out_dir, tmp_path, capsys):
-    run(out_dir, start="the king of rome shall", attention=tmp_path / "map.png", layer=1)
-    shown = capsys.readouterr()
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert shown.out == "" and "layer 1" in shown.err

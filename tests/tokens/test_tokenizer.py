@@ -49,19 +49,35 @@ TEXTS = st.text() | st.lists(st.sampled_from(PARTS)).map("".join)  # and what pa
 # ---------------------------------------------------------------- the interface
 
 
-@pytest.mark.parametrize("kind", ["char", "byte", "tiny", "trained"])
+FIXED = {"byte": ByteTokenizer(), "tiny": tiny_bpe(), "trained": TOKENIZER}
+STORED = {
+    kind: tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
+    for kind, tokenizer in FIXED.items()
+}
+
+
+@pytest.mark.parametrize("tokenizer", [*FIXED.values(), CharTokenizer("a\nb")])
+def test_a_stored_tokenizer_is_the_same(tokenizer):
+    stored = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
+    assert stored.to_json() == tokenizer.to_json()
+    assert (stored.start, stored.end, stored.stops) == (
+        tokenizer.start,
+        tokenizer.end,
+        tokenizer.stops,
+    )
+
+
+@pytest.mark.parametrize("kind", ["char", *FIXED])
 @given(TEXTS)
 @MANY
 def test_round_trips(kind, text):
     text += "First Citizen:\nZwölf Boxkämpfer, 你好, 🙂 don't  \n\n\tstop. "
-    char = CharTokenizer("".join(sorted(set(text))))
-    tokenizer = dict(char=char, byte=ByteTokenizer(), tiny=tiny_bpe(), trained=TOKENIZER)[kind]
+    tokenizer = FIXED.get(kind) or CharTokenizer("".join(sorted(set(text))))
+    stored = STORED.get(kind) or tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
     ids = tokenizer.encode(text)
     assert ids.dtype.kind == "i" and ids.min() >= 0 and ids.max() < tokenizer.vocab_size
     assert tokenizer.decode(ids) == tokenizer.decode(ids.tolist()) == text
     assert tokenizer.decode_bytes(ids.astype(np.uint16)) == text.encode()
-    stored = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
-    assert stored.to_json() == tokenizer.to_json() and stored.start == tokenizer.start
     assert stored.vocab_size == tokenizer.vocab_size and (stored.encode(text) == ids).all()
     assert tokenizer.encode("").size == 0 and tokenizer.decode([]) == ""
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from common import errors, files
-from common.configurator import keys
+from common.configurator import Given, keys, load
 from common.files import ROOT
 from helpers.runs import ready
+from parts.variant import VariantConfig
 from training import report
-from training.settings import TrainConfig, read_config
+from training.settings import TrainConfig, read_config, scope
 
 
 def value(argv, key):
@@ -43,7 +44,8 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
 )
 def test_the_other_model_is_trained_in_the_same_way(argv, twin):
     """With all that the user typed, so that they differ in the model and the folder alone."""
-    assert report.twin_arguments(argv) == twin
+    given = load(argv, [TrainConfig, VariantConfig], "", scope)
+    assert report.twin_arguments(given) == twin
     if twin:
         differ = {key for key in keys(TrainConfig) if value(argv, key) != value(twin, key)}
         assert {"model"} <= differ <= {"model", "out_dir"}
@@ -53,9 +55,10 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
     """From another directory with the path of the script."""
     config = ready(data_dir, tmp_path, "--out_dir=my run").config
     capsys.readouterr()
+    given = Given(typed={"n_layer": 2}, files=[GPT2], texts={"n_layer": "--n_layer=2"})
     for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
         monkeypatch.chdir(folder)
-        report.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
+        report.print_next_commands("my run/ckpt/000050", config, given)
         printed = capsys.readouterr().out.replace("\\\n  ", "").partition("sample more:\n")[2]
         sample, _, twin = printed.partition("compare with LLaMA:\n")
         assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]

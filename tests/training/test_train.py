@@ -312,6 +312,7 @@ def test_a_larger_gpu_takes_the_same_tokens_in_fewer_passes(name, monkeypatch):
     passes = []
     for memory in (24e9, 40e9, 80e9):
         monkeypatch.setattr(settings, "find_device", lambda device: "cuda")
+        monkeypatch.setattr(runtime, "find_device", lambda device: "cuda")
         monkeypatch.setattr(settings, "memory_of", lambda device, memory=memory: memory / 1e9)
         config = train.read_config([str(ROOT / f"config/{name}.py")], "").config
         assert config.batch_size * config.gradient_accumulation_steps == 480
@@ -321,7 +322,7 @@ def test_a_larger_gpu_takes_the_same_tokens_in_fewer_passes(name, monkeypatch):
     assert passes == [40, 16, 8]
     for key, value in dict(RANK=0, WORLD_SIZE=2, MASTER_ADDR="", MASTER_PORT=1).items():
         monkeypatch.setenv(key, str(value))
-    assert settings.with_number("cuda:0") == "cuda"  # stored by one process: each rank has its own
+    assert runtime.with_number("cuda:0") == "cuda"  # stored by one process: each rank has its own
 
 
 # ---------------------------------------------------------------- what `auto` stands for
@@ -721,13 +722,13 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
         ("llama", "--arch=olmo2", "block pre -> output"),
     ):
         said = message(resume, name, f"--max_iters=6 {more}")
-        assert re.search(f"another architecture: .*{words}", said)
-    assert "float16 needs" in message(resume, "run", "--max_iters=6 --dtype=float16")
+        assert re.search(f"architecture.*{words}", said)
+    assert "dtype=float16" in message(resume, "run", "--max_iters=6 --dtype=float16")
     other = f"--max_iters=6 --data_dir={tmp_path}"
     text = tmp_path / "other.txt"
     text.write_text("the king of rome shall speak no more\n" * 100)
     prepare("words", input=str(text), tokenizer="char", data_dir=str(tmp_path))
-    assert "not those this run began with" in message(resume, "run", other)
+    assert "has changed since" in message(resume, "run", other)
     assert not resume("run", f"{other} --allow_data_change")
     assert checkpoint.steps(tmp_path / "run") == [2, 6]
     text.write_text("abcdefghijklmnopqrstuvwxyz 0123456789\n" * 100)
@@ -740,7 +741,7 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
     "more, words",
     [
         (["--n_head=3"], "n_embd=32 is not divisible by n_head=3"),
-        (["--rope_theta=5.0"], "rope_theta means nothing to model=gpt2"),
+        (["--rope_theta=5.0"], "rope_theta"),
         (["--mlp=foo"], "mlp cannot be 'foo'.*relu, gelu.*swiglu"),
         (["--log=csv,paper"], "log cannot be 'csv,paper'.*tensorboard, wandb, csv"),
         (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
@@ -774,7 +775,7 @@ def test_a_warm_up_that_nobody_typed_is_shortened_for_a_short_run(data_dir, tmp_
     stop_after(5)
     assert train.main(argv).status == 143 and not train.main([*argv, "--init_from=resume"]).status
     printed = capsys.readouterr()
-    note = "note: a warm-up of 100 steps does not fit max_iters=20: shortened to 2, a tenth\n"
+    note = "note: warmup_iters shortened from 100 to 2 (a tenth of max_iters=20)\n"
     assert printed.err.count(note) == 1 and len(note) <= 80 and "will differ" not in printed.out
     rates = dict(losses(tmp_path / "run", "lr"))
     assert rates[1] < rates[2] and max(rates, key=rates.get) == 3
@@ -784,6 +785,13 @@ def test_a_warm_up_that_nobody_typed_is_shortened_for_a_short_run(data_dir, tmp_
     assert train.read_config([argv[0], "--max_iters=101"], "").config.warmup_iters == 100
     with pytest.raises(UserError, match="warmup_iters=100 is not below max_iters=20"):
         train.read_config([*argv, "--warmup_iters=100"], "")
+
+
+@pytest.mark.parametrize(
+    "words, log", [("=True", "wandb"), ("", "wandb"), ("=False", "none"), (" --log=csv", "csv")]
+)
+def test_nanogpts_wandb_log_means_log_wandb(words, log):
+    assert train.read_config(f"--wandb_log{words}".split(), "").config.log == log
 
 
 @pytest.fixture
@@ -846,8 +854,8 @@ def test_main_returns_what_the_run_gave(data_dir, tmp_path, capsys):
 def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monkeypatch, capsys):
     run = pretrained[1]
     made([*run, "--block_size=64"])
-    assert "note: block_size 64 -> 16, the longest of these weights" in capsys.readouterr().out
-    assert "these are weights of a llama model" in message(train.main, [*run, "--model=gpt2"])
+    assert "note: block_size shortened from 64 to 16" in capsys.readouterr().out
+    assert "weights of a llama model" in message(train.main, [*run, "--model=gpt2"])
     words = message(train.main, [*run, "--vocab_size=30"])
     assert "vocab_size=20 is below" in words or "leave out the keys" in words
     monkeypatch.setattr("weights.hf.same_tokens", lambda name, tokenizer: False)

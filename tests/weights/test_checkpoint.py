@@ -194,7 +194,7 @@ def test_what_else_lies_in_ckpt_is_left_alone(out):
     assert modes == {0o666 & ~files.UMASK}
     assert names(root) == sorted([*before, "000060"])
     assert checkpoint.steps(out) == [20, 60]
-    with pytest.raises(Failure, match="cannot save step 50: .*move what has this name out of"):
+    with pytest.raises(Failure, match="cannot save step 50: .*move the file or folder"):
         save(out, 50)
     for which in ("²", "newest"):
         with pytest.raises(UserError, match="no checkpoint is called " + which):

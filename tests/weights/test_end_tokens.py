@@ -18,7 +18,6 @@ from common.errors import UserError
 from helpers.runs import arguments
 from helpers.texts import message
 from prepare import prepare
-from sampling.decoding import Step
 from tokens.mixture import open_split
 from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
 from tokens.tokenizer import GPT4, LETTERS, encode_batches
@@ -167,7 +166,7 @@ def test_a_sample_begins_with_bos_and_ends_with_any_of_the_stops(model, monkeypa
         def steps(model, idx, *args, **settings):
             assert idx.tolist() == [[bos, *tokenizer.encode("the king")]]
             for token in ids:
-                yield Step(torch.tensor([[token]]), torch.zeros(1, tokenizer.vocab_size))
+                yield sample.Step(torch.tensor([[token]]), torch.zeros(1, tokenizer.vocab_size))
 
         monkeypatch.setattr(sample, "steps", steps)
         assert sample.write_text(torch.nn.Linear(1, 1), tokenizer, "the king") == " rome"

@@ -1,4 +1,4 @@
-"""Tokenizers in other formats: Hugging Face's tokenizer.json, read by its own library, and GGUF."""
+"""Tokenizers in other formats: Hugging Face's tokenizer.json, read by its own library."""
 
 import json
 import random
@@ -8,9 +8,8 @@ import pytest
 import regex as unicode_re
 from tokenizers import Tokenizer, pre_tokenizers
 
-from common.errors import UserError
 from helpers.bpe import WORDS, bpe
-from helpers.formats import read_gguf, refused, small_model, write_gguf
+from helpers.formats import refused, small_model
 from tokens.tokenizer import GPT4, ByteTokenizer, CharTokenizer, tokenizer_from_json, train_bpe
 from weights import hf, tokenizers
 from weights.export import to_hf, write_folder
@@ -36,8 +35,8 @@ def random_texts(count, pieces, length):
 
 
 def saved(folder, made, tokenizer):
-    theirs = to_hf("llama", vars(made.config), made.state_dict())
-    write_folder(folder, *theirs, tokenizer, 64)
+    config, tensors = to_hf("llama", vars(made.config), made.state_dict())
+    write_folder(folder, config, tensors, tokenizer)
     return folder
 
 
@@ -63,36 +62,6 @@ def test_hugging_face_gives_the_same_ids_and_text(kind, tmp_path):
         del content["model"]["type"]  # GPT-2's own does not say it
         assert tokenizers.from_tokenizer_json(content, "x").items() <= back.items()
         assert theirs.eos_token_id == tokenizer.start == tokenizer.vocab_size - 1
-
-
-@pytest.mark.parametrize("unused", [0, 5])
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_gguf_lists_the_same_tokens(kind, unused, tmp_path):
-    """In the order of their ids, also if the embedding has rows without a token."""
-    tokenizer = TOKENIZERS[kind]
-    size = tokenizer.vocab_size
-    write_gguf(tmp_path / "x.gguf", small_model("llama", size + unused), tokenizer)
-    fields, _ = read_gguf(tmp_path / "x.gguf")
-    listed, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    assert len({*listed}) == len(listed) == len(kinds) == size + unused
-    assert kinds[size:] == [5] * unused  # UNUSED
-    if tokenizer.to_json()["kind"] == "bpe":
-        assert fields["tokenizer.ggml.model"] == "gpt2"
-        ranks = kinds.count(1)  # NORMAL
-        expected = [tokenizers.spelled(tokenizer.decode_bytes([i])) for i in range(ranks)]
-        assert listed[:ranks] == expected
-        assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.start
-    else:
-        assert fields["tokenizer.ggml.model"] == "rwkv"
-        raw = [tokenizer.decode_bytes([i]).decode("latin-1") for i in range(size)]
-        assert all(raw[i] == listed[i] for i in range(size) if " " <= raw[i] < "\\")
-
-
-def test_a_tokenizer_that_llama_cpp_lacks(tmp_path):
-    """It could not read a text, so that the file would be of no use."""
-    made = small_model("llama", bpe(BLOOM).vocab_size)
-    with pytest.raises(UserError, match="llama.cpp does not know how .*use --export=hf"):
-        write_gguf(tmp_path / "x.gguf", made, bpe(BLOOM))
 
 
 @pytest.mark.parametrize("pattern", [BLOOM, r"\p{N}", GPT4], ids=["BLOOM", "digits", "GPT-4"])

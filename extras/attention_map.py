@@ -1,0 +1,182 @@
+"""
+python -m extras.attention_map RUN --start="First Citizen:" [--layer=0] [--out=map.png]
+
+Draw how much each token of a prompt attends to each earlier one, in every head of a layer. RUN is a
+run folder, or pretrained weights as in sample.py --init_from.
+
+Attention is linear in its values: with unit vectors as values, its output is the weights. They are
+therefore read from the model itself, with its positions, masks, caps and shared heads; no second
+implementation computes them.
+Shapes: T tokens, H heads, K heads of keys and values, D the size of a head.
+"""
+
+import io
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError, run, starting
+
+if __name__ == "__main__":
+    starting("extras.attention_map")
+
+import torch
+from torch.nn import functional as F
+
+from common.configurator import NonNegativeInt, build, load
+from common.files import write
+from sample import check_context, choose_device, is_run, open_weights
+from sampling.fast import make_fast
+from sampling.prompts import fit, note, read_prompts
+from sampling.settings import SampleConfig
+
+
+@dataclass
+class MapConfig:
+    layer: NonNegativeInt = 0  # from 0
+    out: str = "map.png"  # the picture
+
+
+def has_map(attn):
+    """Whether a mixer's output is a mean of the values that its matrix wv makes."""
+    changed = ("sinks", "share", "value_table", "gate")
+    plain = hasattr(attn, "n_head") and not getattr(attn, "normed", False)
+    plain = plain and "xsa" not in getattr(attn, "extras", ())
+    return plain and all(getattr(attn, name, None) is None for name in changed)
+
+
+@torch.inference_mode()
+def attention_weights(model, idx, layer):
+    """The weights (H, T, T) with which each token of idx (1, T) attends to each other in a
+    layer."""
+    attn = model.blocks[layer].attn
+    T = idx.size(1)
+    H = attn.n_head
+    K = getattr(attn, "n_kv_head", H)
+    outputs = []  # (T, H, D) each, the output of the attention for D of the tokens
+
+    def unit_vectors(module, inputs, v):  # values (1, T, K D) that are 1 for D tokens at a time
+        D = v.size(-1) // K
+        first = len(outputs) * D
+        eye = torch.eye(T, device=v.device, dtype=v.dtype)[:, first : first + D]  # (T, D or less)
+        return F.pad(eye, (0, D - eye.size(1))).repeat(1, K)[None]
+
+    def keep(module, inputs):
+        outputs.append(inputs[0].view(T, H, -1))
+
+    hooks = [attn.wv.register_forward_hook(unit_vectors), attn.wo.register_forward_pre_hook(keep)]
+    try:
+        while sum(y.size(-1) for y in outputs) < T:
+            model(idx, last_only=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat(outputs, dim=-1)[..., :T].transpose(0, 1).float().cpu()
+
+
+def panel(axes, weights, labels, size, step=1):
+    """Draw the weights (T, T) of one head, with every `step`-th of the T labels, `size` points
+    high. Returns the image."""
+    style = dict(vmin=0, vmax=1, cmap="Blues", interpolation="none")
+    image = axes.imshow(weights.numpy(), **style)
+    ticks = range(0, len(weights), step)
+    shown = [label.replace("$", r"\$") for label in labels[::step]]
+    upright = all(len(label) == 1 for label in labels)
+    font = dict(fontsize=size, family="monospace")
+    axes.set_xticks(ticks, shown, rotation=0 if upright else 90, **font)
+    axes.set_yticks(ticks, shown, **font)
+    axes.tick_params(length=1, pad=1)
+    return image
+
+
+def check_layer(model, layer):
+    """Raise UserError if there is no such layer, or no attention in it that can be drawn."""
+    if layer >= len(model.blocks):
+        fix = f"the layers are 0 to {len(model.blocks) - 1}"
+        raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
+
+    if not has_map(model.blocks[layer].attn):
+        fix = "choose a layer whose mixer is attention, without gate, sink, or changed values"
+        raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
+
+
+def prompt_of(model, tokenizer, prompt, context=None):
+    """(the last `context` tokens of a prompt (1, T), their texts); context None: block_size."""
+    ids = tokenizer.prompt(prompt)[-(context or model.config.block_size) :]
+    labels = [repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣") for token in ids]
+    return torch.tensor([ids], device=next(model.parameters()).device), labels
+
+
+def picture(weights, labels, title):
+    """A PNG (bytes) of weights (H, T, T), a panel per head; labels: the texts of the T tokens."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    H, T, _ = weights.shape
+    across = math.ceil(math.sqrt(H))
+    down = math.ceil(H / across)
+    inches = min(12, max(2.4, 0.13 * T))  # of a panel
+    size = min(8, max(3, 60 * inches / T))  # of a label, in points
+    step = math.ceil(T * size / (60 * inches))  # tokens from one label to the next
+
+    shape = (across * (inches + 0.3) + 0.2, down * (inches + 0.4) + 1.1)
+    figure = Figure(figsize=shape, layout="constrained")
+    with matplotlib.rc_context({"font.family": ["DejaVu Sans"]}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
+        for head, values in enumerate(weights):
+            axes = figure.add_subplot(down, across, head + 1)
+            image = panel(axes, values, labels, size, step)
+            axes.set_title(f"head {head}", fontsize=9)
+
+        figure.get_layout_engine().set(w_pad=0.04, h_pad=0.04)
+        figure.supylabel("the token that attends", fontsize=9)
+        figure.supxlabel("the token it attends to", fontsize=9)
+        figure.suptitle(title, fontsize=10)
+        figure.colorbar(image, ax=figure.axes, location="top", aspect=40, label="weight")
+        dpi = max(60, min(130, 8000 / max(figure.get_size_inches())))
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=dpi)
+    return file.getvalue()
+
+
+def check_path(path):
+    """Raise UserError if no picture can be written to `path`. Called before a model is loaded."""
+    path = Path(path)
+    usable = path.suffix == ".png" and (path.is_file() or not path.exists())
+    if not path.parent.is_dir() or not usable:
+        fix = "give the name of a PNG file in a folder that exists"
+        raise UserError("no picture can be written here", f"out={path}", fix)
+
+
+def read(argv):
+    """(MapConfig, SampleConfig, name of the model) of a command line."""
+    given = load(argv, [MapConfig, SampleConfig], __doc__)
+    values = given.values
+    names = given.words
+    if len(names) != 1:
+        fix = 'python -m extras.attention_map RUN --start="First Citizen:"'
+        raise UserError("name one model", "command line", fix)
+    return build(MapConfig, values), build(SampleConfig, values), names[0]
+
+
+def main(argv):
+    settings, config, name = read(argv)
+    (text,) = read_prompts(config.start)
+    check_path(settings.out)
+    device, dtype = choose_device(config)
+    model, tokenizer, what = open_weights(name, config.checkpoint, device, not is_run(name))
+    note(what)
+    check_context(model, config.context)
+    check_layer(model, settings.layer)
+    prompt = fit(tokenizer, text, "", config.skip_unknown)
+    idx, labels = prompt_of(model, tokenizer, prompt, config.context)
+    model = make_fast(model, dtype)
+    model = getattr(model, "model", model)  # without the Fast one around it
+    weights = attention_weights(model, idx, settings.layer)
+    write(settings.out, picture(weights, labels, f"{name}, layer {settings.layer}"))
+    note(f"attention of layer {settings.layer}: {settings.out}")
+
+
+if __name__ == "__main__":
+    run(main)

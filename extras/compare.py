@@ -1,0 +1,226 @@
+"""python -m extras.compare RUN [RUN ...]
+
+Compare runs: a table of their losses and costs, what differs in their configurations, and their
+loss curves against steps, tokens and seconds.
+
+    python -m extras.compare out-a out-b
+    python -m extras.compare out-* --out=figures/sizes.png
+
+Prints the table and draws the curves into compare.png, or OUT. A file of that name that this
+command did not write is never replaced. The run folders are only read.
+"""
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from bench.ablation.tables import number
+from common import files
+from common.configurator import build, load
+from common.errors import UserError, run
+from parts.architectures import configure, without_effect
+from parts.costs import parameters
+from training.run_folder import read_log
+from training.settings import ONE_START, RENAMED
+from weights import checkpoint
+
+WRITER = "extras/compare.py"  # in our pictures: who drew them
+WRITERS = (WRITER, "bench/compare.py")  # the second: its earlier name
+NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", *RENAMED}
+AXES = {"step": "steps", "tokens": "training tokens", "seconds": "seconds of training steps"}
+MEASURES = {"val_loss": "validation loss, nats per token", "bits_per_byte": "bits per byte"}
+COLUMNS = ["step", "seconds", "tokens_per_second", "whole_val_loss", *MEASURES]  # of log.jsonl
+EARLY = 0.2  # the share of a run whose losses may lie above the picture
+
+
+@dataclass
+class CompareConfig:
+    out: str = "compare.png"  # the picture
+
+
+@dataclass
+class Run:
+    """A run folder: its configuration, its evaluations, and the sentences to print about it."""
+
+    name: str
+    config: dict
+    evaluations: pd.DataFrame  # step, tokens, seconds, val_loss, bits_per_byte
+    last_step: int
+    tokens_per_second: float  # median over the log
+    parameters: float  # nan if they are unknown
+    data: str  # fingerprint of the data
+    remarks: list
+
+
+def read_run(folder, name):
+    """The Run in a folder. Raises UserError if there is none."""
+    folder = Path(folder)
+    fix = "leave it out, or train there first"
+    if not (folder / "config.json").exists():
+        raise UserError("no run here", folder, fix)
+    config = files.read_json(folder / "config.json", fix)
+    try:
+        config = checkpoint.with_todays_keys(config)
+        variant = configure(config, as_variant=True)
+        count = parameters(variant)
+        config |= asdict(variant)
+        for key in without_effect(asdict(variant)):
+            del config[key]
+        samples = config["batch_size"] * config["gradient_accumulation_steps"]
+        step_tokens = samples * config["block_size"]
+        log = pd.DataFrame(read_log(folder / "log.jsonl"))
+        data = files.read_json(checkpoint.find(folder) / "state.json", fix)["data"]
+    except (UserError, KeyError, TypeError) as error:
+        raise UserError(f"this run cannot be read: {error}", folder, fix) from None
+
+    log = log.reindex(columns=COLUMNS).apply(pd.to_numeric, errors="coerce")
+    evaluations = log.dropna(subset=["val_loss"]).drop_duplicates("step", keep="last")
+    evaluations = evaluations.sort_values("step")
+    evaluations["tokens"] = evaluations["step"] * step_tokens
+    evaluations["final"] = evaluations["whole_val_loss"].fillna(evaluations["val_loss"])
+    scale = evaluations["final"] / evaluations["val_loss"]  # the logged bits are of val_loss
+    evaluations["final_bits"] = evaluations["bits_per_byte"] * scale
+    last_step = 0 if log.empty else int(log["step"].max())
+    remarks = []
+    if (folder / "diverged.json").exists():
+        remarks.append(f"{name} diverged after step {last_step:,}.")
+    elif last_step < config["max_iters"]:
+        remarks.append(f"{name} is at step {last_step:,} of {config['max_iters']:,}.")
+    speed = log["tokens_per_second"].median()
+    return Run(
+        name=name,
+        config=config,
+        evaluations=evaluations,
+        last_step=last_step,
+        tokens_per_second=speed,
+        parameters=count,
+        data=data,
+        remarks=remarks,
+    )
+
+
+def read_runs(folders):
+    """([Run], remarks) of run folders, each once. A folder that is no run is left out with a
+    remark. Raises UserError if none is left."""
+    unique = list({os.path.realpath(folder): Path(folder) for folder in folders}.values())
+    lasts = [folder.resolve().name for folder in unique]
+    runs = []
+    remarks = []
+    for folder, last in zip(unique, lasts, strict=True):
+        name = last if lasts.count(last) == 1 else str(folder)
+        try:
+            runs.append(read_run(folder, name))
+        except UserError as error:
+            if len(unique) == 1:
+                raise
+            remarks.append(f"{folder} is left out: {error.parts[0]}.")
+    if not runs:
+        fix = "name the out_dir of two or more runs"
+        raise UserError(f"no run in {len(unique)} folders: {remarks[0]}", "command line", fix)
+    return runs, remarks + [remark for made in runs for remark in made.remarks]
+
+
+def differing(runs):
+    """DataFrame of the keys that differ: a row for each key, a column for each run."""
+    configs = pd.DataFrame({made.name: pd.Series(made.config, dtype=object) for made in runs})
+    configs = configs.drop(index=[key for key in configs.index if key in NOT_COMPARED])
+    texts = configs.map(lambda value: json.dumps(value, sort_keys=True, default=str))
+    return configs[texts.nunique(axis=1) > 1].sort_index()
+
+
+def measure_of(runs):
+    """(column to draw, sentences): losses, or bits per byte where the tokens differ."""
+    if len({made.data for made in runs}) == 1:
+        return "val_loss", []
+    sentence = "The runs have different data: bits per byte are compared, losses cannot be."
+    return "bits_per_byte", [sentence]
+
+
+def tables(runs):
+    """The rich tables of losses and costs, and of what differs."""
+    heads = ("run", "final", "best", "bits/byte", "params", "seconds", "tokens/s")
+    costs = Table(*heads, box=None)
+    for made in runs:
+        last = made.evaluations.iloc[-1] if len(made.evaluations) else {}
+        cells = [
+            number(last.get("final"), ".4f"),
+            number(made.evaluations["val_loss"].min(), ".4f"),
+            number(last.get("final_bits"), ".4f"),
+            number(made.parameters / 1e6, ".2f") + " M",
+            number(last.get("seconds"), ",.0f"),
+            number(made.tokens_per_second, ",.0f"),
+        ]
+        costs.add_row(made.name, *cells)
+
+    keys = differing(runs)
+    differences = Table("what differs", *keys.columns, box=None)
+    for key, values in keys.iterrows():
+        cells = ["" if pd.isna(value) is True else str(value) for value in values]
+        differences.add_row(key, *cells)
+    return [costs, differences] if len(keys) else [costs]
+
+
+def figure_of(runs, measure):
+    """The Figure of the loss curves: a panel against steps, tokens and seconds each."""
+    figure = Figure(figsize=(15, 4), layout="constrained")
+    curves = [made.evaluations for made in runs]
+    late = [curve[curve["step"] >= EARLY * curve["step"].max()] for curve in curves]
+    top = pd.concat(late)[measure].max()
+    for axes, (column, label) in zip(figure.subplots(1, len(AXES)), AXES.items(), strict=True):
+        for made, curve in zip(runs, curves, strict=True):
+            axes.plot(curve[column], curve[measure], ".-", label=made.name)
+        axes.set(xlabel=label, ylabel=MEASURES[measure])
+        if math.isfinite(top):
+            axes.set_ylim(top=top * 1.02)
+    figure.axes[-1].legend(loc="upper right")
+    return figure
+
+
+def write_picture(figure, path):
+    """Draw into a PNG. Raises UserError if a file is there that this command did not write."""
+    path = Path(path)
+    if path.suffix != ".png":
+        raise UserError("the picture is a PNG", f"out={path}", "write --out=compare.png")
+    if not path.parent.is_dir():
+        raise UserError("no such folder", path.parent, "make it, or choose another --out")
+    head = path.read_bytes()[:4096] if path.is_file() else b""
+    ours = any(writer.encode() in head for writer in WRITERS)
+    if os.path.lexists(path) and not ours:
+        fix = "move it away, or choose another name with --out=NAME.png"
+        raise UserError("this file was not written by compare.py", path, fix)
+    with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3}):
+        figure.savefig(path, dpi=110, metadata={"Software": WRITER})
+
+
+def read(argv):
+    """(CompareConfig, the run folders) of a command line."""
+    given = load(argv, [CompareConfig], __doc__)
+    values = given.values
+    folders = given.words
+    if not folders:
+        raise UserError("no run folders", "command line", "type python -m extras.compare RUN RUN")
+    return build(CompareConfig, values), folders
+
+
+def main(argv):
+    config, folders = read(argv)
+    runs, remarks = read_runs(folders)
+    measure, sentences = measure_of(runs)
+    write_picture(figure_of(runs, measure), config.out)
+
+    console = Console(width=None if os.isatty(1) else 80, highlight=False)
+    for table in tables(runs):
+        console.print(table)
+    console.print("\n".join([*sentences, *remarks, config.out]), markup=False)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,91 @@
+"""
+python -m extras.compare_texts RUN RUN [--start="ROMEO:"] [--num_samples=1]
+
+Several models continue the same prompts, and their texts stand side by side. RUN is a run folder,
+or pretrained weights as in sample.py --init_from. It takes the keys of sample.py.
+"""
+
+import shutil
+import sys
+
+from common.errors import UserError, printable, run, starting
+
+if __name__ == "__main__":
+    starting("extras.compare_texts")
+
+from common.configurator import load
+from sample import build_config, choose_device, is_run, open_model, report, write_samples
+from sampling.prompts import read_prompts
+from sampling.settings import SampleConfig
+
+NARROWEST = 35  # cells of a column of text and its margin
+
+
+def clean(text):
+    """A text of a model as a terminal can show it: without tabs and control characters."""
+    return printable(text.replace("\t", "    "), keep="\n")
+
+
+def show_columns(titles, texts):
+    """Print texts side by side on a terminal that is wide enough, else one after another."""
+    titles = [printable(title) for title in titles]
+    width = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or width < len(texts) * NARROWEST:
+        sections = zip(titles, texts, strict=True)
+        print("\n\n".join(f"{title}:\n{text}" for title, text in sections))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.MINIMAL, width=width, pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(Text(title), ratio=1, overflow="fold")
+    table.add_row(*[Text(clean(text)) for text in texts])
+    Console(width=width).print(table)
+
+
+def write_side_by_side(opened, config):
+    """Write every sample of every prompt with each of the opened models, and print them."""
+    titles = [one.name for one in opened]
+    for i in range(len(opened[0].prompts)):
+        for number in range(config.num_samples):
+            samples = []
+            for _, model, tokenizer, prompts in opened:
+                samples += write_samples(model, tokenizer, [(prompts[i], number)], config)
+            if config.jsonl:
+                for title, sample in zip(titles, samples, strict=True):
+                    report(title, sample, config, streamed=False)
+            else:
+                show_columns(titles, [sample.prompt + sample.text for sample in samples])
+                print("---------------", flush=True)
+
+
+def read(argv):
+    """(SampleConfig, names of the models) of a command line."""
+    given = load(argv, [SampleConfig], __doc__)
+    values = given.values
+    names = given.words
+    if len(names) < 2:
+        fix = "python -m extras.compare_texts RUN RUN"
+        raise UserError("name two models or more", "command line", fix)
+    if values.get("show_probs") and not values.get("jsonl"):
+        fix = "show the alternatives of one model with sample.py"
+        raise UserError("columns have no room for them", "--show_probs", fix)
+    return build_config(values), names
+
+
+def main(argv):
+    config, names = read(argv)
+    texts = read_prompts(config.start, config.prompts)
+    device, dtype = choose_device(config)
+    opened = [
+        open_model(name, texts, config, device, dtype, pretrained=not is_run(name))
+        for name in names
+    ]
+    write_side_by_side(opened, config)
+
+
+if __name__ == "__main__":
+    run(main)

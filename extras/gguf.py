@@ -1,0 +1,166 @@
+"""python -m extras.gguf RUN --dest=FILE
+
+Export the GPT-2 or LLaMA of a run folder as GGUF, the format of llama.cpp. Needs the package gguf.
+"""
+
+import re
+from dataclasses import dataclass
+
+from common.configurator import build, load
+from common.errors import UserError, run
+from weights import families
+from weights.export import export_run
+from weights.tokenizers import PATTERNS, to_escaped, to_lists
+
+FAMILIES = ("llama", "gpt2")
+KEYS = {  # {our key: GGUF's}, without the architecture before it
+    "block_size": "context_length",
+    "vocab_size": "vocab_size",
+    "n_layer": "block_count",
+    "n_embd": "embedding_length",
+    "mlp_width": "feed_forward_length",
+    "n_head": "attention.head_count",
+    "n_kv_head": "attention.head_count_kv",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+ONLY = {"rope_scaling": None, "hidden_act": "silu", "activation_function": "gelu_new"}
+# Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
+# effect: no pattern leaves a letter and a mark after it in one piece.
+NO_MERGES = ["a !"]
+OTHERS = "python -m weights.export writes other models as a folder"
+
+
+def interleaved(t, heads):
+    """Reorder the rows of each head from our order (2, D/2) to (D/2, 2), where the features that
+    rope turns together are neighbours."""
+    return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
+
+
+def write(path, config, tensors, tokenizer, kind="F32"):
+    """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
+    our tokenizer. kind: F32, F16 or Q8_0, the format of the matrices. Raises UserError for a part
+    that llama.cpp's model does not have."""
+    import gguf
+
+    name = config["model_type"]
+    for key in ONLY.keys() & config.keys():
+        if config[key] != ONLY[key]:
+            raise UserError(f"GGUF's {name} does not have {key}={config[key]}", "export", OTHERS)
+
+    writer = gguf.GGUFWriter(path, name)
+    write_sizes(writer, config)
+    file_type = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
+    writer.add_file_type(gguf.LlamaFileType[file_type])
+    write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
+    write_weights(gguf, writer, config, tensors, gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_sizes(writer, config):
+    """Write the sizes of the model, and its numbers for norms and rope."""
+    name = config["model_type"]
+    keys = families.FAMILIES[name].keys
+    values = {KEYS[ours]: config[key.name] for ours, key in keys.items() if ours in KEYS}
+    if name == "gpt2":
+        values["attention.layer_norm_epsilon"] = 1e-5
+    else:
+        values["rope.dimension_count"] = config["head_dim"]
+        values["attention.key_length"] = config["head_dim"]
+        values["attention.value_length"] = config["head_dim"]
+    for key, value in values.items():
+        if key.endswith(("epsilon", "freq_base")):
+            writer.add_float32(f"{name}.{key}", value)
+        else:
+            writer.add_uint32(f"{name}.{key}", value)
+
+
+def write_weights(gguf, writer, config, tensors, kind):
+    """Write the tensors under GGUF's names, the matrices in the number format `kind`."""
+    name = config["model_type"]
+    n_layer = config[families.FAMILIES[name].keys["n_layer"].name]
+    arch = next(arch for arch, own in gguf.MODEL_ARCH_NAMES.items() if own == name)
+    names = gguf.get_tensor_name_map(arch, n_layer)
+    block = gguf.GGML_QUANT_SIZES[kind][0]
+    for theirs, tensor in tensors.items():
+        if re.search(r"c_(attn|proj|fc)\.weight$", theirs):  # (in, out)
+            tensor = tensor.t()
+        # Rope turns the features (i, i + D/2) of a head in Hugging Face's form, (2i, 2i + 1) here.
+        # A file that ignores this makes a model that works, but badly.
+        if theirs.endswith("q_proj.weight"):
+            tensor = interleaved(tensor, config["num_attention_heads"])
+        elif theirs.endswith("k_proj.weight"):
+            tensor = interleaved(tensor, config["num_key_value_heads"])
+        own_name = names.get_name(theirs, (".weight", ".bias"))
+        stored = gguf.GGMLQuantizationType.F32
+        is_matrix = tensor.dim() == 2 and own_name != "position_embd.weight"
+        if is_matrix and tensor.size(-1) % block == 0:  # its rows divide into blocks of `kind`
+            stored = kind
+        numbers = gguf.quants.quantize(tensor.float().contiguous().numpy(), stored)
+        writer.add_tensor(own_name, numbers, raw_dtype=stored)
+
+
+def write_tokenizer(gguf, writer, tokenizer, vocab_size):
+    """Write byte-pair encoding as GGUF's "gpt2", and characters and bytes as its "rwkv". "rwkv"
+    takes the longest token that matches the text, so it reads each character as its one token, and
+    an unknown one as ? if there is one. Raises UserError for a pattern that GGUF has no name for:
+    llama.cpp could not read a text with it."""
+    data = tokenizer.to_json()
+    special = {}
+    if data["kind"] in ("char", "byte"):
+        tokens = to_escaped(data)
+        writer.add_tokenizer_model("rwkv")
+        if data["kind"] == "char":  # llama.cpp aborts without one for unknown characters
+            writer.add_unk_token_id(max(0, data["chars"].find("?")))
+    else:
+        names = {pattern: name for name, pattern in PATTERNS.items()}
+        pattern = data.get("pat_str", "as SentencePiece does")
+        if pattern not in names:
+            what = f"llama.cpp does not know how this tokenizer cuts a text: {pattern}"
+            raise UserError(what, "export", OTHERS)
+        tokens, merges, special = to_lists(data)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(names[pattern])
+        writer.add_token_merges(merges or NO_MERGES)
+    kind = gguf.TokenType
+    kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
+    unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp needs all names
+    writer.add_token_list(tokens + unused)
+    writer.add_token_types(kinds + [kind.UNUSED] * len(unused))
+    writer.add_add_bos_token(tokenizer.bos is not None)
+    if tokenizer.stops:
+        writer.add_eos_token_id(tokenizer.end)
+        writer.add_bos_token_id(tokenizer.start)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@dataclass
+class GgufConfig:
+    dest: str = ""  # the file to write; it must not exist yet
+    checkpoint: str = "latest"  # latest, best, or a step
+
+
+def read(argv):
+    """(GgufConfig, the run folder) of a command line."""
+    given = load(argv, [GgufConfig], __doc__)
+    values = given.values
+    runs = given.words
+    config = build(GgufConfig, values)
+    if len(runs) != 1 or not config.dest:
+        what = "dest is missing" if runs else "no run folder"
+        raise UserError(what, "command line", "type python -m extras.gguf RUN --dest=FILE")
+    return config, runs[0]
+
+
+def main(argv):
+    config, out_dir = read(argv)
+    export_run(out_dir, config.checkpoint, config.dest, write, FAMILIES)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""A text as a memory beside the weights: kNN-LM."""

@@ -1,0 +1,1 @@
+"""The page on which one or two models write token by token."""

@@ -1,0 +1,55 @@
+"""
+python -m extras.serve RUN [RUN] [--port=8000] [--start="ROMEO:"]
+
+A page on which one model writes, or two side by side, token by token. RUN is a run folder, or
+pretrained weights as in sample.py --init_from. The page begins with the settings of the command
+line, which are those of sample.py. It needs starlette and uvicorn.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from common.errors import UserError, run, starting
+
+if __name__ == "__main__":
+    starting("extras.serve")
+
+from common.configurator import Range, build, load
+from sample import choose_device, is_run, open_model
+from sampling.prompts import read_prompts
+from sampling.settings import SampleConfig
+
+
+@dataclass
+class ServeConfig:
+    port: Annotated[int, Range(least=1, most=65535)] = 8000  # on 127.0.0.1
+
+
+def read(argv):
+    """(ServeConfig, SampleConfig, names of the models) of a command line."""
+    given = load(argv, [ServeConfig, SampleConfig], __doc__)
+    values = given.values
+    names = given.words
+    if len(names) not in (1, 2):
+        fix = "python -m extras.serve RUN [RUN]"
+        raise UserError("the page shows one model or two", "command line", fix)
+    return build(ServeConfig, values), build(SampleConfig, values), names
+
+
+def main(argv):
+    settings, config, names = read(argv)
+    from extras.serve import server  # here, since --help needs none of its packages
+
+    texts = read_prompts(config.start)
+    listener = server.listen(settings.port)
+    device, dtype = choose_device(config)
+    opened = [
+        open_model(name, texts, config, device, dtype, pretrained=not is_run(name))
+        for name in names
+    ]
+    print(f"http://127.0.0.1:{settings.port} shows the page; Ctrl-C ends it", flush=True)
+    server.make_server(opened, config, settings.port).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""Time training steps, optimizers, decoding and whole runs, beside other libraries."""

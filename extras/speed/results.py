@@ -1,0 +1,64 @@
+"""
+What the measurements share: turns with the times of each side, and the stored line.
+
+Each measurement appends one line to speed.jsonl, from which extras/speed/page.py writes speed.md.
+Both are in bench/results, or in the folder that the environment variable BENCH_RESULTS names.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+
+from bench.ablation.turns import turns
+from common import files
+from common.configurator import Range
+from common.runtime import cpu_name, versions
+
+Rounds = Annotated[int, Range(least=2)]  # an interval needs two
+
+
+def times_in_turn(sides, rounds, warm_up=0):
+    """{name: times [rounds]} of sides {name: function that returns the time of one call}, which
+    take turns. The rounds of the warm-up come first and do not count."""
+    times = {name: [] for name in sides}
+    for _, name in turns(sides, warm_up + rounds):
+        times[name].append(sides[name]())
+    return {name: np.array(seconds[warm_up:]) for name, seconds in times.items()}
+
+
+def command_text(argv):
+    """The command line without this machine's paths."""
+    words = [f"{word.partition('=')[0]}=PATH" if "/" in word else word for word in argv]
+    return " ".join(["python -m extras.speed", *words])
+
+
+def folder():
+    return Path(os.environ.get("BENCH_RESULTS") or files.ROOT / "bench/results")
+
+
+def record(kind, measured, device, command, threads=None):
+    """Append {"name", "about", "rows"}, a measurement of a kind (train, decode, ...), with the
+    facts that it depends on, to speed.jsonl. A row is {column: text, number, list of numbers (one
+    of each round), ratio, or None (not measured)}; "what" comes first. Returns the line."""
+    facts = versions()
+    hardware = cpu_name()
+    if device.startswith("cuda"):
+        hardware = facts["hardware"]
+        threads = None
+    line = {
+        "kind": kind,
+        **measured,
+        "hardware": hardware,
+        "device": device.split(":")[0],
+        "threads": threads,
+        "torch": facts["torch"],
+        "commit": facts["git_commit"],
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    folder().mkdir(parents=True, exist_ok=True)
+    files.append(folder() / "speed.jsonl", line)
+    return line

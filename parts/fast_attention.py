@@ -1,0 +1,130 @@
+"""Two faster ways to compute Attention.attend without a cache: in blocks of a window on a CPU, and
+by FlexAttention in a compiled model on a GPU. Both give the same values, to rounding.
+
+Shapes: B batch, T tokens, H heads of queries, K heads of keys and values, D the width of a head,
+n blocks.
+"""
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from parts.cache import visible
+from parts.position import Alibi
+
+LONG = 512  # tokens; from here on a window of a quarter or less is faster in blocks
+
+
+def choose(attention, q, scheme):
+    """`flex` or `blocked` where one of them can and should do what `attention.attend` does with the
+    queries q (B, H, T, D), else None."""
+    if compiled_on_gpu(q) and flexible(attention, q, scheme):
+        return flex
+    if saves_blocks(attention, q, scheme):
+        return blocked
+    return None
+
+
+def compiled_on_gpu(q):
+    return q.is_cuda and torch.compiler.is_compiling()
+
+
+def drops_weights(attention):
+    """Whether attention weights are dropped out in this forward pass."""
+    return attention.training and attention.attn_dropout.p > 0
+
+
+# ---------------------------------------------------------------- blocks of a window
+
+
+def saves_blocks(attention, q, scheme):
+    """Whether `blocked` fits and is faster: on a CPU, where the text is LONG and at least four
+    blocks, without a bias or dropout of the scores."""
+    T = q.size(2)
+    block = attention.window or attention.group
+    if block == 0 or max(LONG, 4 * block) > T:
+        return False
+    return q.device.type == "cpu" and scheme.acts_on != "scores" and not drops_weights(attention)
+
+
+def blocked(attention, q, k, v, where):
+    """attend() without most of what the mask hides: the tokens in blocks as long as the window,
+    each of which attends to itself and to the block before. Groups are such blocks, which attend to
+    themselves alone."""
+    T = q.size(2)
+    block = attention.window or attention.group
+    q = in_blocks(q, block)  # (B, n, H, block, D)
+    k = in_blocks(k, block)  # (B, n, K, block, D)
+    v = in_blocks(v, block)
+    pos = torch.arange(2 * block, device=q.device)[None]  # (1, 2 block)
+    before = pos[:, :block]
+    own = pos[:, block:]
+    if attention.group:
+        y = attention.attend(
+            q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), own, own, mask=None, bias=None
+        )
+        y = y.unflatten(0, q.shape[:2])  # (B, n, H, block, D)
+        return y.transpose(1, 2).flatten(2, 3)[:, :, :T]
+
+    first = attention.attend(q[:, 0], k[:, 0], v[:, 0], before, before, mask=None, bias=None)
+    mask = visible(own, pos, attention.window)  # (1, 1, block, 2 block), the same for all blocks
+    rest = attention.attend(
+        q[:, 1:].flatten(0, 1), with_previous(k), with_previous(v), own, pos, mask=mask, bias=None
+    )
+    rest = rest.unflatten(0, (len(q), -1))  # (B, n - 1, H, block, D)
+    y = torch.cat((first[:, None], rest), 1)
+    return y.transpose(1, 2).flatten(2, 3)[:, :, :T]
+
+
+def in_blocks(x, block):
+    """x (B, heads, T, D) -> (B, n, heads, block, D), the last block filled up with zeros."""
+    x = F.pad(x, (0, 0, 0, -x.size(2) % block))
+    return x.unflatten(2, (-1, block)).transpose(1, 2)
+
+
+def with_previous(x):
+    """x (B, n, heads, block, D) -> (B (n - 1), heads, 2 block, D): each block after the first, with
+    the one before it."""
+    return torch.cat((x[:, :-1], x[:, 1:]), 3).flatten(0, 1)
+
+
+# ---------------------------------------------------------------- FlexAttention
+
+
+def flexible(attention, q, scheme):
+    """Whether `flex` can and should do it: more than plain causal attention, no pairs of heads,
+    no dropout, no addition to the scores but ALiBi's bias, and heads of 16 or more, as its kernels
+    need."""
+    biased = scheme.acts_on == "scores"
+    if biased and not isinstance(scheme, Alibi):
+        return False
+    if not (attention.window or attention.group or attention.softcap or biased):
+        return False
+    if attention.changes_scores or attention.paired or drops_weights(attention):
+        return False
+    return q.size(-1) >= 16
+
+
+def flex(attention, q, k, v, where):
+    """attend() without the (T, T) matrix and without the blocks that nobody sees: FlexAttention
+    (Dong et al. 2024, arXiv:2412.05496)."""
+    window = attention.window
+    group = attention.group
+    softcap = attention.softcap
+    scheme = where.scheme
+
+    def seen(b, h, i, j):  # `visible`, of one query and one key
+        near = (j > i - window) if window else True
+        together = (j // group == i // group) if group else True
+        return (j <= i) & near & together
+
+    def score(s, b, h, i, j):
+        s = softcap * torch.tanh(s / softcap) if softcap else s
+        return s + scheme.slopes[h] * (j - i) if isinstance(scheme, Alibi) else s
+
+    T = q.size(2)
+    if (window, group) not in where.shared:
+        blocks = create_block_mask(seen, None, None, T, T, device=q.device)
+        where.shared[window, group] = blocks
+    blocks = where.shared[window, group]
+    return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True)

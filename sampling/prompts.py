@@ -1,0 +1,72 @@
+"""The prompts that a user gives, and what is printed beside the texts."""
+
+import shutil
+import sys
+
+from common.errors import UserError, folded
+
+
+def note(text):
+    """Print a line to stderr."""
+    print(folded(text, 2, sys.stderr), file=sys.stderr, flush=True)
+
+
+def show_cut(lines):
+    """Print lines that end where the terminal does."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(line[:width] for line in lines))
+
+
+def read_text(path, what, fix):
+    """The text of a utf-8 file. Raises UserError, which calls it `what`, if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read()
+    except OSError as error:
+        where = path or "no path is given"
+        raise UserError(f"cannot read the {what}: {error.strerror}", where, fix) from None
+    except UnicodeDecodeError as error:
+        what = f"the {what} is not utf-8: byte {error.start}"
+        raise UserError(what, path, "save it as utf-8") from None
+
+
+def read_prompts(start, path=""):
+    """The prompts, a list of texts: the lines of the file at `path`, where an empty line is an
+    empty prompt; else `start`, or the content of the file that FILE:name names."""
+    if path:
+        text = read_text(path, "prompts", "check the path after --prompts=")
+        if not text:
+            raise UserError("the file of prompts is empty", path, "write a prompt on each line")
+        return text.removesuffix("\n").split("\n")
+    if start.startswith("FILE:"):
+        return [read_text(start.removeprefix("FILE:"), "prompt", "check the path after FILE:")]
+    return [start]
+
+
+def mistake(tokenizer, text):
+    """The UserError with which the tokenizer refuses a text, or None."""
+    try:
+        tokenizer.encode(text)
+    except UserError as error:
+        return error
+    return None
+
+
+def fit(tokenizer, text, where, skip_unknown=False):
+    """`text` as the tokenizer can encode it: with skip_unknown, without unknown characters, which a
+    note lists. Otherwise raises UserError, which names the first of them and `where`."""
+    error = mistake(tokenizer, text)
+    if error is None:
+        return text
+    if not skip_unknown:
+        what, place, fix = error.parts
+        if where:
+            place = f"{place}, {where}"
+        raise UserError(what, place, f"{fix}; or drop it with --skip_unknown") from None
+
+    unknown = sorted(c for c in set(text) if mistake(tokenizer, c))
+    count = sum(text.count(c) for c in unknown)
+    named = " ".join(repr(c) for c in unknown[:10])
+    left_out = f"{count} characters are not in the vocabulary and left out: {named}"
+    note(f"{where or 'the prompt'}: {left_out}")
+    return "".join(c for c in text if c not in unknown)

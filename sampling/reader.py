@@ -1,0 +1,77 @@
+"""
+How a model reads a text that grows: each token once, within a context of limited length.
+Shapes: B rows, T tokens, V vocabulary.
+"""
+
+import torch
+
+from parts.cache import KVCache
+
+
+class Reader:
+    """A model that reads the rows of idx (B, T) as they grow. Until the context is full, it reads
+    each token once.
+
+    context: the largest number of tokens the model looks back on (None: its block_size, since few
+    models write well beyond the length they were trained at). When the context is full, the model
+    reads its last half again, which spreads the cost over many tokens. vocab_size: the number of
+    real tokens, if the model's vocabulary is padded. pad: the number of padding tokens before each
+    row. spare: how many tokens `rewind` may drop."""
+
+    def __init__(self, model, context=None, vocab_size=None, use_cache=True, pad=None, spare=0):
+        self.model = model
+        self.vocab_size = vocab_size
+        self.use_cache = use_cache
+        self.spare = spare
+        self.context = context or model.config.block_size
+        self.pad = pad or [0]  # without padding, one entry serves all rows
+        self.cache = None
+        self.starts = None  # of each row, the first token in the cache
+        self.known = 0  # tokens of idx that are in the cache, or no longer in it
+
+    def start(self, length):
+        """The first token that the model reads of a text of `length` tokens: 0 while the context
+        has room, then in steps of half the context."""
+        half = max(1, self.context // 2)
+        return half * max(0, -((self.context - length) // half))
+
+    def room(self, length):
+        """How many more tokens can be read before the start moves."""
+        return self.start(length) + self.context - length
+
+    def read(self, idx, last=1):
+        """The logits (B, last, V) after each of the last tokens of idx (B, T)."""
+        T = idx.size(1)
+        starts = [self.start(T - pad) for pad in self.pad]
+        if self.cache is None or starts != self.starts or not self.use_cache:
+            counts = [T - pad - start for pad, start in zip(self.pad, starts, strict=True)]
+            longest = max(counts)
+            hidden = [longest - count for count in counts]  # tokens of each row to mask
+            self.cache = KVCache(torch.tensor(hidden) if any(hidden) else None, self.spare)
+            self.starts = starts
+            self.known = T - longest
+
+        new = idx[:, self.known :]
+        self.known = T
+        logits, _ = self.model(new, cache=self.cache, last_only=last == 1)
+        return logits[:, -last:, : self.vocab_size]
+
+    def rewind(self, length):
+        """Forget the tokens of idx after the first `length`."""
+        drop = max(0, self.known - length)
+        self.known = min(self.known, length)
+        if drop and self.cache.length > drop:
+            self.cache.rewind(self.cache.length - drop)
+        elif drop:
+            self.cache = None
+
+
+def ragged(rows, device="cpu"):
+    """(idx (B, T), pad): rows of token ids (T_r,) of different lengths as one batch. pad is the
+    number of padding tokens of each row, or None. The padding precedes the row and repeats its
+    first token, so that the repetition penalty affects no other tokens."""
+    longest = max(len(row) for row in rows)
+    pad = [longest - len(row) for row in rows]
+    padded = [[row[0]] * n + list(row) for n, row in zip(pad, rows, strict=True)]
+    idx = torch.tensor([[int(token) for token in row] for row in padded], device=device)
+    return idx, pad if any(pad) else None

@@ -1,0 +1,93 @@
+"""The commands of the extras: each shows its help, stands on docs/extras.md, and is accepted as the
+docs write it. A command whose extra has been deleted is skipped."""
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import re
+import shlex
+import stat
+import subprocess
+
+import pytest
+
+import extras
+from common.configurator import build, load
+from common.files import ROOT
+from training.settings import read_config
+
+PAGES = [ROOT / "README.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+COMMANDS = sorted(
+    {
+        command
+        for text in TEXTS.values()
+        for command in re.findall(r"python -m extras\.[^`\n#]*", text.replace("\\\n", ""))
+    }
+)
+NAMES = sorted(module.name for module in pkgutil.iter_modules(extras.__path__))
+STANDS_FOR = {"CONFIG": "config/llama_shakespeare.py", "a,b": "plays,sonnets"}
+
+
+def module_of(name):
+    """The module that `python -m extras.NAME` runs, or None if there is none."""
+    found = importlib.util.find_spec(f"extras.{name}")
+    if found and found.submodule_search_locations:
+        found = importlib.util.find_spec(f"extras.{name}.__main__")
+    return found and importlib.import_module(found.name)
+
+
+def accept(words):
+    """Read `extras.NAME`, arguments..., up to the point where the command would begin to work."""
+    module = module_of(words[0].removeprefix("extras."))
+    if module is None:
+        return False
+    argv = [STANDS_FOR.get(word, word) for word in words[1:]]
+    if hasattr(module, "read"):
+        module.read(argv)
+    elif hasattr(module, "CONFIG"):
+        build(module.CONFIG, load(argv, [module.CONFIG], "").values)
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_extra_is_a_command_with_help_and_a_line_on_the_page(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        module_of(name).main(["--help"])
+    assert not ended.value.code and f"python -m extras.{name}" in capsys.readouterr().out
+    assert f"`python -m extras.{name}" in TEXTS[ROOT / "docs/extras.md"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_accepted(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command.replace("[", "").replace("]", ""))
+    if not accept(words[2:]):
+        pytest.skip(f"{words[2]} is not here")
+
+
+def test_each_command_of_gpu_sh_is_accepted(tmp_path):
+    """In its tiny form, whose results are not the repo's. A stand-in for python writes down its
+    arguments."""
+    stub = tmp_path / "python"
+    log = tmp_path / "log"
+    stub.write_text(
+        '#!/usr/bin/env bash\nprintf "%q " "$@" >>"$LOG"; echo >>"$LOG"\n'
+        'echo "$BENCH_RESULTS" >"$LOG.results"\n'
+    )
+    stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
+    names = {"PYTHON": stub, "OUT": tmp_path / "out", "DATA": tmp_path / "data", "LOG": log}
+    environment = os.environ | {name: str(path) for name, path in names.items()} | {"TINY": "1"}
+    command = ["bash", str(ROOT / "bench/gpu.sh")]
+    subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
+    assert (tmp_path / "log.results").read_text() == f"{tmp_path / 'out' / 'results'}\n"
+
+    commands = [shlex.split(line) for line in log.read_text().splitlines()]
+    trained = [words[words.index("train.py") + 1 :] for words in commands if "train.py" in words]
+    assert len(trained) == 4 and all(read_config(argv, "") for argv in trained)
+    others = [words[1:] for words in commands if words[1].startswith("extras.")]
+    names = ["speed", "compare", "dry_run", "dry_run", "compare", "speed"]
+    assert [words[0].removeprefix("extras.") for words in others] == names
+    for words in others:
+        accept(words)

@@ -1,0 +1,201 @@
+"""extras/speed: the sides of a comparison have one size and do the same work, and measurements are
+stored with their facts. No time is checked."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from bench.ablation.turns import ratio
+from common.errors import UserError
+from common.files import ROOT
+from common.runtime import Runtime
+from extras.speed import __main__ as speed
+from extras.speed import decode, page, race, results
+from extras.speed import train as train_step
+from extras.speed.race import Result
+from parts.architectures import configure
+from training.optim import AdamW, Muon
+
+
+@pytest.fixture(autouse=True)
+def tiny(tmp_path, monkeypatch):
+    """Shapes that take no time, and results in tmp_path."""
+    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
+    for name in train_step.SHAPES:
+        shape = train_step.Shape(n_layer=2, n_head=2, n_embd=64, block_size=16, batch_size=3)
+        monkeypatch.setitem(train_step.SHAPES, name, shape)
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """A function that runs a measurement and returns its line of speed.jsonl and the page."""
+    threads = torch.get_num_threads()
+
+    def measure(*argv):
+        speed.main(list(argv))
+        line = json.loads((tmp_path / "speed.jsonl").read_text().splitlines()[-1])
+        return line, (tmp_path / "speed.md").read_text()
+
+    yield measure
+    torch.set_num_threads(threads)
+
+
+def checked(line, text):
+    """{what: row} of a measurement. Its facts and rows are on the page, each ratio in its
+    interval."""
+    assert line["command"] in text and str(line["commit"]) in text and line["hardware"] in text
+    for row in line["rows"]:
+        assert f"\n| {row['what']} |" in text
+        for value in row.values():
+            if isinstance(value, dict):
+                assert 0 < value["low"] <= value["ratio"] <= value["high"]
+    return {row["what"]: row for row in line["rows"]}
+
+
+def test_sides_are_of_one_size_and_take_the_same_step():
+    found = train_step.make_sides(
+        train_step.SpeedConfig(), train_step.SHAPES["S"], Runtime("cpu", "float32", 0, 1, [])
+    )
+    assert {"our GPT-2", "our LLaMA", "transformers GPT-2", "transformers LLaMA"} <= found.keys()
+    sizes = {name: sum(p.numel() for p in side.model.parameters()) for name, side in found.items()}
+    assert sizes["our LLaMA"] == sizes["transformers LLaMA"]
+    named = found["transformers GPT-2"].model.named_parameters()
+    biases = sum(p.numel() for name, p in named if name.endswith("bias"))
+    assert sizes["our GPT-2"] == sizes["transformers GPT-2"] - biases
+    for side in found.values():
+        before = side.loss(side.x, side.y)
+        side.step(side.loss)
+        after = side.loss(side.x, side.y)
+        assert after < before  # one step learns
+        assert abs(before.item() - np.log(65)) < 0.5  # the mean over the tokens, in nats
+        assert all(p.grad is None for p in side.model.parameters())
+
+
+def test_optimizers_are_timed_at_both_shapes(measured):
+    line, text = measured("optimizer", "--device=cpu", "--steps=3")
+    (row,) = line["rows"]
+    assert row["step with Muon / with AdamW"]["ratio"] > 0 and row["Muon, ms"] > row["AdamW, ms"]
+    assert "**S, 1 thread on" in text and "**M, 1 thread on" in text
+
+
+def test_each_ratio_of_training_steps_has_its_direction(measured, monkeypatch):
+    """Seconds made up: ours takes half of theirs, compiled, and 48 tokens in 0.1 s."""
+    made = {"our": (0.4, 0.1), "transformers": (0.3, 0.2)}
+
+    def compare(sides, config, dtypes):
+        times = {}
+        for name in sides:
+            eager, compiled = made[name.split()[0]]
+            times[name, "eager bfloat16"] = np.full(5, eager)
+            times[name, "compiled bfloat16"] = np.full(5, compiled)
+        return times, dict.fromkeys(times, 3000000000.0)
+
+    monkeypatch.setattr(train_step, "compare", compare)
+    monkeypatch.setattr(train_step, "peak_flops", lambda runtime: 1e9)
+    pytest.importorskip("transformers")
+    line, text = measured("train", "--device=cpu", "--shape=S")
+    row = checked(line, text)["our GPT-2"]
+    assert row["times transformers"]["ratio"] == 2 and row["compiled bfloat16, ms"] == 100
+    c = configure({"model": "gpt2", "arch": "gpt2"} | train_step.SHAPES["S"].model_keys())
+    share = train_step.training_flops_per_token(c, 16) * 48 / 0.1 / 1e9
+    cells = f"| 480 | 2.00 (2.00 to 2.00) | {share:.1%} | 3.00 | 400 | 100 |"
+    assert f"| our GPT-2 | {row['M parameters']:.2f} {cells}" in text
+
+
+def test_the_shape_of_the_answer_is_timed_with_muon(measured, monkeypatch):
+    """Our models alone, after the shape S."""
+    made, side = [], train_step.Side
+    monkeypatch.setattr(train_step, "Side", lambda *words: made.append(side(*words)) or made[-1])
+    line, text = measured("train", "--device=cpu", "--steps=2", "--compile=False")
+    assert checked(line, text).keys() == {"our GPT-2", "our LLaMA"}
+    assert "**A, 1 thread on" in text and "**S, 1 thread on" in text
+    assert [type(each.optimizers[0]) for each in (made[0], made[-1])] == [AdamW, Muon]
+
+
+@pytest.mark.slow
+def test_decoding_is_timed_beside_other_engines(measured, tmp_path, monkeypatch):
+    """A stand-in for llama.cpp prints the tokens and their speed."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    pytest.importorskip("extras.gguf")
+    (tmp_path / "node_modules" / "node-llama-cpp").mkdir(parents=True)
+    node = tmp_path / "bin" / "node"
+    node.parent.mkdir()
+    node.write_text('#!/bin/sh\ntest -s "$3" && echo 1 2\necho "tok/s: 50" >&2\n')
+    node.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{node.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(decode, "MODES", (("float32", False), ("int8", False)))
+    sizes = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--vocab_size=11", "--block_size=32"]
+    options = ["--tokens=16", "--steps=2", "--threads=1"]
+    line, text = measured("decode", *sizes, *options, f"--llamacpp={tmp_path}")
+    rows = {row["what"]: row for row in line["rows"]}
+    assert "| llama.cpp, F16 | 50 | 50 |" in text and "1 thread on" in text
+    assert rows["transformers, cached"]["same text"] == rows[decode.OURS]["same text"] == 16
+    int8 = rows["sampling/fast.py, int8, eager"]
+    assert int8["times llama.cpp"]["ratio"] == pytest.approx(int8["tokens/s"] / 50)
+
+
+def test_a_row_of_a_race_has_medians_then_each_round(tmp_path):
+    """Ours takes half of nanoGPT's seconds, and twice its CPU seconds."""
+    theirs = [Result(60.0, 40, [(60.0, 1.9)]), Result(80.0, 50, [(70.0, 1.9), (80.0, 1.8)])]
+    ours = [Result(30.0, 80, [(20.0, 1.8), (30.0, 1.74)], 1.9), Result(40.0, 100, [(30.0, 2)], 2.0)]
+    measured = race.measured({"nanoGPT": theirs, "ours": ours}, 2)
+    command = results.command_text(["race", "--nanogpt=/home/me"])
+    results.record("race", measured, "cpu", command)
+    text = page.page()
+    assert (tmp_path / "cpu_race.png").stat().st_size > 10000
+    row = "| ours | 35 (30, 40) | 0.50 (0.50, 0.50) | 90 (80, 100) | 2.00 (2.00, 2.00) |"
+    assert f"{row} 1.8700 (1.7400, 2.0000) | 1.9500 (1.9000, 2.0000) | 1.8700 " in text
+    assert "| not measured | 1.9000 (1.9000, 1.9000) |" in text
+    assert (
+        "`python -m extras.speed race --nanogpt=PATH`. " in text and "nanoGPT on 2 threads" in text
+    )
+
+
+def test_a_run_of_a_race_starts_cold_and_its_cpu_seconds_count(tmp_path, monkeypatch):
+    script = """import os
+assert not os.listdir(os.environ["TMPDIR"]) and "OMP_NUM_THREADS" not in os.environ
+assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == os.environ["TMPDIR"]
+sum(range(10**7))
+print("step 9: train loss 1.0, val loss 2.5, 2.25 on the whole")"""
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    result = race.race(race.Entrant([], tmp_path), tmp_path, tmp_path / "cache")
+    assert 0.02 < result.cpu <= result.wall and result.points[0][1] == 2.25
+
+
+@pytest.mark.parametrize("argv", [[], ["train", "decode"], ["flash"], ["page", "--steps=2"]])
+def test_one_measurement_is_named(argv):
+    with pytest.raises(UserError, match="python -m extras.speed train, optimizer"):
+        speed.main(argv)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_has_the_newest_measurement_of_each_machine(monkeypatch):
+    """Not measured on a GPU, until it is; a measurement on a CPU is none on a GPU."""
+    assert page.page().count("not measured (`") == 4
+    facts = {"hardware": "a chip", "torch": "2", "git_commit": "c"}
+    monkeypatch.setattr(results, "versions", lambda: facts)
+    monkeypatch.setattr(results, "cpu_name", lambda: "a CPU")
+    for device, median in (("cpu", 3.0), ("cuda", 5.0), ("cuda:0", 7.0)):
+        rows = [{"what": "T = 512", "kernel, ms": None, "ratio": ratio([median, median])}]
+        measured = {"name": "", "about": "Attention.", "rows": rows}
+        command = results.command_text(["train", "--nanogpt=/home/me"])
+        results.record("train", measured, device, command, threads=1)
+    text = page.page()
+    assert "|  | kernel, ms | ratio |" in text and "5.00" not in text
+    assert "**a chip** | | |\n| T = 512 | not measured | 7.00 (7.00 to 7.00) |" in text
+    assert "**1 thread on a CPU** | | |\n| T = 512 | not measured | 3.00 (3.00 to 3.00) |" in text
+    assert "gpu.sh train" not in text and "not measured (`" in text
+    assert "`python -m extras.speed train --nanogpt=PATH`" in text
+
+
+def test_the_page_in_the_repo_is_the_one_of_its_rows(monkeypatch):
+    monkeypatch.delenv("BENCH_RESULTS", raising=False)
+    stored = (ROOT / "bench/results/speed.md").read_text(encoding="utf-8")
+    assert stored == page.page(), "run: python -m extras.speed page"

@@ -1,0 +1,168 @@
+"""The gates that every part passes. `check` builds a model once and runs all of them on it."""
+
+import itertools
+import math
+from functools import cache
+
+import torch
+
+from helpers.variants import close, config, randomise, tokens
+from parts.architectures import CORNERS, make
+from parts.cache import KVCache
+from parts.variant import VariantConfig
+from training.optim import muon_names, parameter_groups
+
+
+def check(base, arm):
+    """All gates, on one model of this arm."""
+    c = config(base, arm)
+    torch.manual_seed(0)
+    model = make(c)
+    starts(model)
+    learns(model)
+    randomise(model)
+    with torch.no_grad():
+        causality(model)
+        cached(model)
+        ragged(model)
+        rewinds(model)
+        if type(c) is VariantConfig and c != config(base):
+            bites(base_model(base), model, arm)
+
+
+@cache
+def base_model(base):
+    """The corner as a Variant, with the random weights that all its arms are compared with."""
+    return randomise(make(config(base)))
+
+
+# ---------------------------------------------------------------- as it starts
+
+
+def starts(model):
+    """Each parameter is written once: torch counts the writes. What is not written stays NaN."""
+    for p in model.parameters():
+        p.data.fill_(math.nan)
+    before = {key: p._version for key, p in model.named_parameters()}
+    model.init_weights()
+    for key, p in model.named_parameters():
+        assert p.isfinite().all(), f"{key} has no initialiser"
+        assert p._version == before[key] + 1, f"{key} is initialised twice"
+
+
+def learns(model):
+    """The first loss is right, a gradient reaches every parameter, every parameter is in one group
+    of the optimizers, and one batch can be overfitted."""
+    c = model.config
+    x = tokens(c, 8)
+    y = tokens(c, 8, seed=2)
+    logits, loss = model(x, y)
+    if getattr(c, "norm", "") != "none":  # without norms nothing holds the size of the logits
+        assert abs(loss.item() - math.log(c.vocab_size) - logits.var(-1).mean().item() / 2) < 0.1
+    loss.backward()
+    named = dict(model.named_parameters())
+    # The strengths of `hyper` multiply numbers that are 0 until the first step.
+    later = {key for key in named if key.endswith(".strength")}
+    for key, p in named.items():
+        assert p.grad is not None and (p.grad.abs().max() > 0 or key in later), key
+
+    blocks = model.blocks.named_modules(prefix="blocks")
+    maps = {f"{key}.weight" for key, module in blocks if isinstance(module, torch.nn.Linear)}
+    experts = {key for key in named if key.endswith((".gate", ".up", ".down"))}
+    assert muon_names(model) == maps | experts
+    groups = parameter_groups(model, 0.1)
+    assert sorted(key for group in groups for key in group["names"]) == sorted(named)
+    decaying = {key for group in groups if group["weight_decay"] for key in group["names"]}
+    assert not any(key.endswith("bias") or named[key].dim() < 2 for key in decaying)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
+    for _ in range(12):
+        optimizer.zero_grad()
+        after = model(x[:1], y[:1])[1]
+        after.backward()
+        optimizer.step()
+    assert after < loss - 0.5
+    assert all(named[key].grad.abs().max() > 0 for key in later)
+
+
+# ---------------------------------------------------------------- with random weights
+
+
+def causality(model):
+    """To the last bit, but for a mixture of experts: another token in the future may send another
+    number of rows through an expert, whose product then rounds otherwise, by 1e-14 in float64."""
+    c = model.config
+    x = tokens(c)
+    changed = x.clone()
+    t = c.block_size // 2
+    changed[:, t] = (changed[:, t] + 1) % c.vocab_size
+    before = model(x)[0]
+    after = model(changed)[0]
+    tolerance = 1e-14 if getattr(c, "mlp", "").startswith("moe") else 0.0
+    assert close(before[:, :t], after[:, :t], tolerance), "a token sees the future"
+    assert not torch.equal(before[:, t:], after[:, t:])
+
+
+def cached(model, cuts=None):
+    """Prefill, single tokens and chunks give the logits of the full forward pass, also past
+    block_size where the model has positions for it."""
+    c = model.config
+    if cuts is None:
+        learned = getattr(c, "position", "") == "learned" or isinstance(c, CORNERS["gpt2"][0])
+        T = c.block_size if learned else c.block_size + 9
+        cuts = sorted({0, 7, 8, 9, 10, 17, *range(18, T + 1, 2 if T % 2 else 1), T})
+    x = tokens(c, T=cuts[-1])
+    full = model(x)[0]
+    cache = KVCache()
+    pieces = [model(x[:, a:b], cache=cache)[0] for a, b in itertools.pairwise(cuts)]
+    assert close(torch.cat(pieces, 1), full)
+    assert close(model(x[:, :9], cache=KVCache(), last_only=True)[0], full[:, 8:9])
+
+
+def ragged(model):
+    """Two prompts of different lengths in one batch give the logits of each alone."""
+    x = tokens(model.config)
+    padded = torch.cat((x[0, :4], x[1, :6]))  # the second row has 4 tokens of padding
+    cache = KVCache(pad=torch.tensor([0, 4]))
+    first = model(torch.stack((x[0, :10], padded)), cache=cache)[0]
+    then = model(torch.stack((x[0, 10:12], x[1, 6:8])), cache=cache)[0]
+    for row, pad in ((0, 0), (1, 4)):
+        alone = model(x[row : row + 1, : 12 - pad])[0][0]
+        assert close(torch.cat((first[row, pad:], then[row])), alone)
+
+
+def rewinds(model):
+    """Reading, going back and reading something else is the same as having read that at once."""
+    x = tokens(model.config)
+    for pad in (None, torch.tensor([0, 3])):
+        cache = KVCache(pad, spare=4)
+        model(x[:, :9], cache=cache)
+        for wrong in (x[:, 12:16], x[:, 20:21]):
+            model(wrong, cache=cache)
+            cache.rewind(9)
+        got = model(x[:, 9:14], cache=cache)[0]
+        expected = model(x[:, :14], cache=KVCache(pad))[0]
+        assert close(got, expected[:, 9:])
+
+
+# Which parameters a key may add, drop or reshape.
+OF_ATTENTION = ("mixer", "head_dim", "qk_norm", "n_kv_head", "attn_extra", "conv")
+WHERE = dict.fromkeys(OF_ATTENTION, "attn")
+WHERE |= dict(mlp="mlp", mlp_width="mlp", ffn_dim_multiplier="mlp")
+WHERE |= dict(position="wpe", relative_clip="wpe", norm="norm", block="norm", embed_norm="norm_e")
+WHERE |= dict(tie_embeddings="lm_head", residual="residual", bias="", low_rank="")
+
+
+def bites(before, after, arm):
+    """Switching the part on changes the logits, and of the parameters only what it should. Gives
+    `after` the weights of `before`."""
+    old = dict(before.named_parameters())
+    new = dict(after.named_parameters())
+    shared = old.keys() & new.keys()
+    reshaped = {key for key in shared if old[key].shape != new[key].shape}
+    for key in old.keys() ^ new.keys() | reshaped:
+        assert any(slot in WHERE and WHERE[slot] in key for slot in arm), f"{key} changed"
+    for key in shared - reshaped:
+        new[key].data.copy_(old[key].data)
+    x = tokens(before.config)
+    assert not torch.allclose(before(x)[0], after(x)[0], atol=1e-6)

@@ -1,0 +1,150 @@
+"""The gates that every part passes, made from the dictionaries of parts/slots.py: a new word is
+tested without writing a test, but for its formula in references.py.
+
+    python -m pytest tests/parts -k swiglu               # one word alone, in seconds
+    python -m pytest -m slow tests/parts/test_gates.py   # GPT-2's arms, combinations of slots
+"""
+
+import itertools
+
+import gates
+import pytest
+import torch
+
+from common.configurator import build
+from common.errors import UserError
+from helpers.variants import (
+    SCALED,
+    SIZES,
+    SLOTS,
+    bases,
+    config,
+    gate,
+    randomised,
+    tokens,
+)
+from parts import attention
+from parts.architectures import ARCH, CORNERS, make
+from parts.cache import KVCache, visible
+from parts.slots import MIXER, MLP, POSITION
+from parts.variant import Variant
+
+
+@gate
+def test_gates(base, arm):
+    gates.check(base, arm)
+
+
+@pytest.mark.parametrize("arch", ARCH)
+def test_named_architectures_train(arch):
+    torch.manual_seed(0)
+    gates.learns(make(config("gpt2", dict(arch=arch, n_embd=32, n_experts=4, top_k=2))))
+
+
+# ---------------------------------------------------------------- mistakes that the gates show
+
+
+@torch.no_grad()
+def test_a_dead_switch_would_be_seen(monkeypatch):
+    """Rotation that is skipped, as in a published "NoPE = RoPE" result."""
+    monkeypatch.setitem(POSITION, "rope", POSITION["none"])
+    rope = randomised(config("llama"))
+    with pytest.raises(AssertionError):
+        gates.bites(rope, randomised(config("llama", dict(position="none"))), {"position": "none"})
+
+
+@torch.no_grad()
+def test_wrong_masks_would_be_seen(monkeypatch):
+    """None at all, as in a guide's grouped-query attention, and a window that is off by one."""
+
+    def everything(self, q, k, v, qpos, kpos, mask, bias):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attention.Attention, "attend", everything)
+        with pytest.raises(AssertionError, match="sees the future"):
+            gates.causality(randomised(config("llama", dict(n_kv_head=2, embed_norm=True))))
+    wider = lambda qpos, kpos, window=0, group=0: visible(qpos, kpos, window + bool(window), group)
+    monkeypatch.setattr(attention, "visible", wider)
+    with pytest.raises(AssertionError):
+        gates.cached(randomised(config("llama", dict(window=5))))
+
+
+def test_a_part_that_does_not_say_how_it_starts_is_refused(monkeypatch):
+    class Foreign(MLP["gelu"]):
+        def __init__(self, config):
+            super().__init__(config)
+            self.extra = torch.nn.Linear(2, 2)
+
+    monkeypatch.setitem(MLP, "foreign", Foreign)
+    with pytest.raises(TypeError, match="Linear does not say .*use `linear`"):
+        Variant(config("gpt2", dict(mlp="foreign")))
+
+
+# ---------------------------------------------------------------- the corners
+
+
+@bases
+def test_corner_is_the_readable_model_to_the_last_bit(base):
+    config_class, model_class = CORNERS[base]
+    torch.manual_seed(3)
+    corner = model_class(build(config_class, SIZES))
+    torch.manual_seed(3)
+    variant = Variant(config(base))
+    assert list(corner.state_dict()) == list(variant.state_dict())
+    for a, b in zip(corner.state_dict().values(), variant.state_dict().values(), strict=True):
+        assert torch.equal(a, b)  # one seed, one initialisation
+    with torch.no_grad():
+        for a, b in zip(corner.parameters(), variant.parameters(), strict=True):
+            b.copy_(torch.nn.init.normal_(a, 0.0, 0.3))
+    c = config(base)
+    x = tokens(c)
+    y = tokens(c, seed=2)
+    corner_logits, corner_loss = corner(x, y)
+    logits, loss = variant(x, y)
+    corner_loss.backward()
+    loss.backward()
+    assert torch.equal(corner_logits, logits) and torch.equal(corner_loss, loss)
+    for a, b in zip(corner.parameters(), variant.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+    own = KVCache()
+    other = KVCache()
+    for piece in (x[:, :7], x[:, 7:8], x[:, 8:20]):
+        assert torch.equal(corner(piece, cache=own)[0], variant(piece, cache=other)[0])
+
+
+# ---------------------------------------------------------------- combinations of slots
+
+
+PAIRS = [
+    {a: v} | {b: w}
+    for (a, vs), (b, ws) in itertools.combinations(SLOTS.items(), 2)
+    for v in vs
+    for w in ws
+]
+TINY = dict(block_size=10, n_layer=1, n_head=2, n_embd=8, vocab_size=11, window=3)
+
+
+def tiny(base, arm):
+    """The smallest configuration of an arm, or None where its words do not go together."""
+    scaled = SCALED if arm.get("rope_scaling", "none") != "none" else {}
+    mixer = MIXER[arm.get("mixer", "attention")]
+    window = TINY["window"] if "window" in mixer.reads else 0
+    if "q and k" not in mixer.acted_on:
+        scaled = dict(position="sinusoidal")  # it has no place for others
+    try:
+        return config(base, TINY | dict(window=window) | scaled | arm)
+    except UserError:
+        return None
+
+
+@torch.no_grad()
+@bases
+@pytest.mark.slow
+def test_all_pairs_of_words(base):
+    pairs = [c for c in (tiny(base, arm) for arm in PAIRS) if c]
+    assert len(pairs) > 0.85 * len(PAIRS)  # few are refused: rope and qk_norm need attention
+    for c in pairs:
+        model = randomised(c)
+        gates.causality(model)
+        gates.cached(model, [0, 5, 6, 10])
