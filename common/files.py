@@ -21,8 +21,10 @@ WIDTH = 80  # columns of a terminal
 
 
 def script(name):
-    """The path of a script of this repo, as one types it in the current directory."""
-    return name if Path.cwd() == ROOT else str(ROOT / name)
+    """A script of this repo, as it is called from the current directory; a module as it is."""
+    if name.startswith("extras.") or Path.cwd() == ROOT:
+        return name
+    return str(ROOT / name)
 
 
 def command(name, *arguments, program="python"):

@@ -1,15 +1,13 @@
-# Learn from preferences (DPO, training/preferences.py): 48 lines for characters of Shakespeare's,
+# Learn from preferences (DPO, extras/preferences.py): 48 lines for characters of Shakespeare's,
 # each once as an exclamation, which is chosen, and once as a plain sentence, which is rejected.
 #   python train.py config/llama_shakespeare.py
 #   python prepare.py exclaim --tokenizer=out-llama-shakespeare \
 #       --input=docs/examples/preferences.jsonl
-#   python train.py config/dpo_example.py
+#   python -m extras.preferences config/dpo_example.py
 #   python sample.py --out_dir=out-exclaim --start=$'ROMEO:\n' --num_samples=3 --max_new_tokens=60
 # The model of the first command is both where training starts and the frozen reference. The loss
 # begins at ln 2 = 0.693. With one seed it fell to 0.05 on the 5 validation pairs in 40 steps, and
 # all of them were right from step 10 on (docs/finetuning.md).
-objective = "dpo"
-dpo_beta = 0.1  # a smaller one lets the model go further from the reference
 init_from = "out-llama-shakespeare"
 dataset = "exclaim"
 out_dir = "out-exclaim"

@@ -19,9 +19,9 @@ from common.configurator import build, load
 from common.errors import UserError, run
 from common.runtime import set_up
 from parts.architectures import configure
-from parts.position import ROPE_SCALING
+from parts.slots import ROPE_SCALING
 from tokens.batches import Text
-from tokens.mixture import open_split
+from tokens.data import open_split
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
 
@@ -81,7 +81,7 @@ def scalings(scored, device):
     """{rope scaling: model} of a run: its own, and if it has rope without scaling, each scaling for
     texts as long as the longest context."""
     keys = scored.keys
-    c = configure(keys | {"arch": keys.get("arch") or keys["model"]})  # names every slot
+    c = configure(keys, as_variant=True)  # names every slot
     models = {c.rope_scaling: scored.model}
     if c.position == "rope" and c.rope_scaling == "none":
         for word in ROPE_SCALING:

@@ -1,54 +1,16 @@
-"""The order of the training samples, and the batches of an evaluation."""
+"""The order of the training samples, the loader, and the batches of an evaluation."""
 
 import functools
 import mmap
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from common.errors import Failure
 
-STORED = 1 << 20  # the order of more windows than this is computed, not stored: 8 bytes each
-ROUNDS = 6  # of mixing, where the order is computed
 RELEASE = 1 << 10  # training windows, or batches of an evaluation, until pages are released
-
-
-def shuffled(random, n, first=0, step=1):
-    """The n numbers first, first + step, ... in a random order, to be sliced: an array, or, beyond
-    STORED, a Shuffled."""
-    if n <= STORED:
-        return first + step * random.permutation(n)
-    return Shuffled(random, n, first, step)
-
-
-class Shuffled:
-    """A random order in constant memory: a slice of it is computed when it is asked for.
-
-    A Feistel network maps 0 .. 4^k - 1 one-to-one onto itself (Luby & Rackoff 1988, SIAM J. Comput.
-    17(2)); a number that lands beyond n - 1 is mapped again until it does not (cycle walking, Black
-    & Rogaway 2002, CT-RSA). The round function is SplitMix64's (Steele et al. 2014, OOPSLA)."""
-
-    def __init__(self, random, n, first, step):
-        self.n, self.first, self.step = n, first, step
-        self.half = np.uint64(((n - 1).bit_length() + 1) // 2)  # k, the bits of half a number
-        self.keys = random.integers(1 << 64, size=(ROUNDS, 1), dtype=np.uint64)
-
-    def __getitem__(self, entries):
-        """The entries of a slice, (count,) int64."""
-        numbers = self.mixed(np.arange(*entries.indices(self.n), dtype=np.uint64))
-        while (beyond := numbers >= self.n).any():
-            numbers[beyond] = self.mixed(numbers[beyond])
-        return self.first + self.step * numbers.astype(np.int64)
-
-    def mixed(self, numbers):
-        """Other numbers below 4^k, one-to-one."""
-        mask = (np.uint64(1) << self.half) - np.uint64(1)
-        left, right = numbers >> self.half, numbers & mask
-        for key in self.keys:
-            z = right + key
-            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-            left, right = right, left ^ (z ^ z >> np.uint64(31)) & mask
-        return left << self.half | right
 
 
 def release(*arrays):
@@ -70,14 +32,26 @@ def check_length(tokens):
 
 
 def visits(order, size, first, count):
-    """Entries first .. first + count - 1 of order(0), order(1), ... one after the other, each of
-    `size` entries."""
+    """(count,) entries first .. first + count - 1 of order(0), order(1), ... one after the other,
+    each of `size` entries."""
     pieces = []
     while count > 0:
         epoch, at = divmod(first, size)
-        pieces.append(order(epoch)[at : at + count])
-        first, count = first + len(pieces[-1]), count - len(pieces[-1])
+        piece = order(epoch)[at : at + count]
+        pieces.append(piece)
+        first += len(piece)
+        count -= len(piece)
     return np.concatenate(pieces)
+
+
+def count_targets(y):
+    """(number of targets, number of rows that have one) of a batch's y (rows, T), -1 where none
+    is."""
+    is_target = y >= 0
+    return int(is_target.sum()), int(is_target.any(1).sum())
+
+
+# ---------------------------------------------------------------- running text
 
 
 class Batches:
@@ -87,12 +61,14 @@ class Batches:
     Each epoch cuts the N tokens into (N - block_size) // block_size windows, from a new random
     offset, so that a token is not always at the same position in its window, and visits each window
     once in a new random order. Steps, micro-batches and ranks take slices of this order. Resuming
-    needs only the step. Memory does not grow with N."""
+    needs only the step. The order takes 8 bytes of memory for each window."""
 
     masked = False  # the loss of every target counts
 
     def __init__(self, tokens, block_size, seed):
-        self.tokens, self.block_size, self.seed = tokens, block_size, seed
+        self.tokens = tokens
+        self.block_size = block_size
+        self.seed = seed
         # All windows of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
         self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
         self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
@@ -100,11 +76,14 @@ class Batches:
         self.starts = functools.lru_cache(2)(self.epoch_starts)
 
     def epoch_starts(self, epoch):
-        """The starts of an epoch's windows, in the order of the visits, to be sliced."""
+        """(windows_per_epoch,) the starts of an epoch's windows, in the order of the visits."""
         random = np.random.default_rng([self.seed, epoch])
         covered = (self.windows_per_epoch - 1) * self.block_size
         offset = int(random.integers(len(self.windows) - covered))
-        return shuffled(random, self.windows_per_epoch, offset, self.block_size)
+        starts = random.permutation(self.windows_per_epoch)
+        starts *= self.block_size
+        starts += offset
+        return starts
 
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size)
@@ -125,7 +104,8 @@ class Text:
     measures = ()  # of an evaluation, beside the loss
 
     def __init__(self, tokens, block_size):
-        self.tokens, self.block_size = tokens, block_size
+        self.tokens = tokens
+        self.block_size = block_size
         self.learned = tokens  # the ids whose loss counts if they are targets
 
     def __len__(self):
@@ -135,13 +115,18 @@ class Text:
         """The samples of the split in their endless order."""
         return Batches(self.tokens, self.block_size, seed)
 
+    def counts(self, y):
+        """(number of targets, number of rows that have one) of a batch's y."""
+        return count_targets(y)
+
     def eval_windows(self, limit=None):
         """(starts, number of targets) of the windows of an evaluation: all of block_size, or as
         many as `limit` tokens fill (None or 0: all), evenly spread: Shakespeare's first 8,192
         characters of validation cost 0.11 nats less than the whole."""
         n = len(self.tokens)
         targets = min(limit or n, n) - 1
-        count, windows = -(-targets // self.block_size), -(-(n - 1) // self.block_size)
+        count = -(-targets // self.block_size)
+        windows = -(-(n - 1) // self.block_size)
         return np.arange(count) * windows // max(1, count) * self.block_size, targets
 
     def eval_batches(self, batch_size, limit=None):
@@ -150,8 +135,8 @@ class Text:
         All batches have the same shape, so that a compiled model sees only one: past the end x is 0
         and y is -1. Raises Failure as Batches.get does."""
         starts, targets = self.eval_windows(limit)
-        size, tokens = batch_size * self.block_size, np.asarray(self.tokens)
-
+        size = batch_size * self.block_size
+        tokens = np.asarray(self.tokens)
         for first in range(0, len(starts), batch_size):
             if first // batch_size % RELEASE == 0:
                 release(self.tokens)
@@ -159,8 +144,10 @@ class Text:
             at = starts[first : first + batch_size, None] + np.arange(self.block_size + 1)
             ids = tokens[np.minimum(at, len(tokens) - 1)]  # (windows, block_size + 1)
             count = min(size, targets - first * self.block_size)
-            x, y = np.zeros(size, np.int64), np.full(size, -1)
-            x[:count], y[:count] = ids[:, :-1].flat[:count], ids[:, 1:].flat[:count]
+            x = np.zeros(size, np.int64)
+            x[:count] = ids[:, :-1].flat[:count]
+            y = np.full(size, -1)
+            y[:count] = ids[:, 1:].flat[:count]
             yield x.reshape(batch_size, -1), y.reshape(batch_size, -1)
 
     def scored(self, limit=None):
@@ -169,3 +156,57 @@ class Text:
             return len(self.tokens) - 1, self.tokens[1:]
         ids = np.concatenate([y[y >= 0] for _, y in self.eval_batches(1, limit)])
         return len(ids), ids
+
+
+# ---------------------------------------------------------------- the loader
+
+
+class MicroBatch(NamedTuple):
+    number: int  # in the global batch
+    inputs: list  # x and y, (batch_size, block_size) int64, and what else a loss takes
+    targets: int
+
+
+class Loader:
+    """The micro-batches of this rank, of any step. Those of the next step are read in a thread
+    while the device computes.
+
+    A step has `count` micro-batches of `size` samples, which the ranks divide among them."""
+
+    def __init__(self, batches, size, count, runtime):
+        self.batches = batches
+        self.size = size
+        self.count = count
+        self.runtime = runtime
+        self.thread = ThreadPoolExecutor(1, "loader")
+        self.ahead = {}  # {the next step: future of its micro-batches}
+
+    def get(self, step):
+        """[MicroBatch, ...] of this rank. Raises Failure as Batches.get does."""
+        future = self.ahead.get(step) or self.thread.submit(self.read, step)
+        micro_batches = future.result()
+        self.ahead = {step + 1: self.thread.submit(self.read, step + 1)}
+        return micro_batches
+
+    def read(self, step):
+        """[MicroBatch, ...] of this rank, read now."""
+        if self.runtime.device.startswith("cuda"):
+            torch.cuda.set_device(self.runtime.device)  # each thread has its own
+        micro_batches = []
+        for number in range(self.runtime.rank, self.count, self.runtime.world_size):
+            first = (step * self.count + number) * self.size
+            arrays = self.batches.get(first, self.size)
+            y = arrays[1]
+            targets = int((y >= 0).sum()) if self.batches.masked else y.size
+            inputs = [to_device(array, self.runtime.device) for array in arrays]
+            micro_batches.append(MicroBatch(number, inputs, targets))
+        return micro_batches
+
+
+def to_device(array, device):
+    """A numpy array as a tensor on the device. A copy to a GPU is queued from pinned memory, so
+    that nothing waits for it."""
+    tensor = torch.from_numpy(array)
+    if device.startswith("cuda"):
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

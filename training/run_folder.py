@@ -1,44 +1,36 @@
-"""The run folder (lock, log.jsonl, loss.png), and what a run prints while it trains."""
+"""The run folder: its lock, log.jsonl, loss.png, and where else the log goes."""
 
 import csv
 import errno
 import json
 import math
 import os
-import sys
-import time
 from pathlib import Path
-
-from tqdm import tqdm
 
 from common import files
 from common.errors import Failure, UserError, one_line
 from parts import moe
-from training.losses import yardsticks
 from weights import checkpoint
 
-# These begin as nanoGPT's do, so that scripts that parse its logs can parse ours.
-REPORT = (
-    "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, "
-    "lr {lr:.2e}, norm {grad_norm:.2f}{more}"
-)
-EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
-MEASURES = {  # key of an evaluation's row: how it is printed
-    "bits_per_byte": "{:.4f} bits per byte",
-    "whole_val_loss": "{:.4f} on the whole split",
-    "val_exact": "{:.1%} of the answers right",
-    "val_accuracy": "{:.1%} of their tokens",
-    "val_reward_accuracy": "{:.1%} of the chosen answers preferred",
-    "val_reward_margin": "by {:.3f}",
-}
 WRITTEN = ("config.json", "log.jsonl", "loss.png")  # in each run folder
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
+CSV_COLUMNS = (
+    "step",
+    "loss",
+    "train_loss",
+    "val_loss",
+    "bits_per_byte",
+    "lr",
+    "grad_norm",
+    "tokens",
+    "seconds",
+    "milliseconds",
+    "tokens_per_second",
+    "mfu",
+)
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys whose value is a list
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
 USED = "continue with --init_from=resume, start anew with --overwrite, or choose another --out_dir"
-# The progress bar: while steps are taken, and while something else is done. Both fit 80 columns.
-STEPPING = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-WAITING = "{desc} (step {n_fmt} of {total_fmt})"
 CURVES = (  # key in log.jsonl, legend, style
     ("loss", "training batches", dict(color="#999999", lw=0.8)),
     ("train_loss", "train split", dict(color="#4477aa", marker=".")),
@@ -59,7 +51,8 @@ def duration(seconds):
 def check_out_dir(out_dir, resuming=False, overwrite=False):
     """Raise UserError if a run cannot use out_dir: it is not writable, another process trains
     there, or it holds a run that is neither resumed nor moved aside. Nothing is written."""
-    out_dir, where = Path(out_dir), f"out_dir={out_dir}"
+    where = f"out_dir={out_dir}"
+    out_dir = Path(out_dir)
     parents = (out_dir.absolute(), *out_dir.absolute().parents)
     nearest = next(folder for folder in parents if os.path.exists(folder))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -128,7 +121,8 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
 
 def next_free(folder):
     """The first of NAME.old1, NAME.old2, ... that does not exist."""
-    number, folder = 1, folder.absolute()
+    number = 1
+    folder = folder.absolute()
     while os.path.lexists(path := folder.with_name(f"{folder.name}.old{number}")):
         number += 1
     return path
@@ -152,21 +146,6 @@ def step_row(run, loss, norm, lr, seconds):
     } | moe.statistics(run.model)
 
 
-def evaluation_lines(row):
-    """The printed form of an evaluation's row: one line, and one more for each of several
-    datasets."""
-    lines, bits = [EVALUATION.format(**row) + measures_text(row)], row.get("val_bits_per_byte")
-    for name, loss in row.get("val_losses", {}).items():
-        lines.append(f"  {name}: val loss {loss:.4f}, {bits[name]:.4f} bits per byte")
-    return "\n".join(lines)
-
-
-def measures_text(row):
-    """What an evaluation's row holds beside the losses, as the end of a line."""
-    present = {key: row[key] for key in MEASURES if row.get(key) is not None}
-    return "".join(f", {MEASURES[key].format(value)}" for key, value in present.items())
-
-
 def read_rows(path, valid=lambda row: True):
     """The rows of a JSONL file, none if it does not exist. Lines that are not JSON objects, or not
     `valid`, are skipped with one warning; a last line that a crash cut short, without a warning."""
@@ -178,7 +157,8 @@ def read_rows(path, valid=lambda row: True):
         what = f"cannot read: {error.strerror}"
         raise UserError(what, path, "make it readable, or move it away") from None
 
-    rows, skipped = [], []
+    rows = []
+    skipped = []
     for number, line, row in files.json_lines(lines):
         if isinstance(row, dict) and valid(row):
             rows.append(row)
@@ -274,11 +254,9 @@ def start_wandb(config, state, rows):
 
 def start_csv(config, state, rows):
     """out_dir/log.csv: a line for each logged step and each evaluation."""
-    columns = "step loss train_loss val_loss bits_per_byte lr grad_norm tokens seconds milliseconds"
     path = Path(config["out_dir"]) / "log.csv"
     file = open(path, "w", newline="", encoding="utf-8", buffering=1)  # noqa: SIM115
-    columns = [*columns.split(), "tokens_per_second", "mfu"]
-    writer = csv.DictWriter(file, columns, extrasaction="ignore")
+    writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return writer.writerow, file.close
@@ -299,29 +277,26 @@ def attempt(name, work, *arguments):
 # ---------------------------------------------------------------- the log
 
 
-class RunLog:
-    """The log of a Run: log.jsonl, loss.png, the loggers asked for, and a bar or lines on stdout.
-    Rows of later steps, which a killed run logged but did not save, are dropped."""
+class LogFile:
+    """The rows of a run: log.jsonl, loss.png, and the loggers asked for. Rows of later steps, which
+    a killed run logged but did not save, are dropped."""
 
-    def __init__(self, run, peak_speed=None):
-        self.run, out_dir = run, Path(run.config.out_dir)
+    def __init__(self, run):
+        out_dir = Path(run.config.out_dir)
         files.write(out_dir / "config.json", json.dumps(run.saved_config, indent=1))
         files.remove(out_dir / DIVERGED)
-        path, self.picture = out_dir / "log.jsonl", out_dir / "loss.png"
+        path = out_dir / "log.jsonl"
+        self.picture = out_dir / "loss.png"
         self.rows = [] if run.saved is None else read_log(path, run.step)
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
-        names = dict.fromkeys(run.config.log.split(","))  # each once
-        settings = (run.saved_config, run.state, self.rows)
-        begun = {name: attempt(name, LOGGERS[name], *settings) for name in names if name != "none"}
-        self.loggers = {name: logger for name, logger in begun.items() if logger}
-        self.peak_speed = peak_speed  # tokens/s at an MFU of 1, None if it is not known
-        self.broken = False  # whether nothing reads our output any more, as in `| head`
-        look = dict(unit="step", dynamic_ncols=True, bar_format=STEPPING, file=sys.stdout)
-        look |= dict(disable=not sys.stdout.isatty())
-        self.bar = tqdm(total=run.config.max_iters, initial=run.step, **look)
-        self.phases = set()  # those that were printed
-        self.estimate_at = None  # when an estimate is printed, unless a bar shows it
+
+        self.loggers = {}
+        for name in run.config.log.split(","):
+            if name != "none" and name not in self.loggers:
+                settings = (run.saved_config, run.state, self.rows)
+                self.loggers[name] = attempt(name, LOGGERS[name], *settings)
+        self.loggers = {name: logger for name, logger in self.loggers.items() if logger}
 
     def keep(self, row):
         """Write a row to log.jsonl. Raises Failure if the disk refuses."""
@@ -340,70 +315,7 @@ class RunLog:
         for name, (write, _) in self.loggers.items():
             attempt(name, write, {key: row[key] for key in row if key not in LISTS})
 
-    def advance(self):
-        """Note that a step was taken."""
-        self.bar.update()
-        self.estimate_at = self.estimate_at or time.perf_counter() + 5  # after the slow first step
-
-    def estimate_due(self):
-        """Whether to say how long the run takes: once, some seconds after its first step."""
-        return self.bar.disable and time.perf_counter() > (self.estimate_at or math.inf)
-
-    def estimate(self, step, seconds):
-        """Print the time left if that is due; `seconds` is that of a step."""
-        if self.estimate_due():
-            self.estimate_at = math.inf
-            left = self.bar.total - step
-            self.show(f"about {duration(left * seconds)} for the {left:,} steps left")
-
-    def report(self, row):
-        """Log the row of a step; show it on the bar or, without a terminal, as a line."""
-        utilisation = ""
-        if self.peak_speed:
-            row = row | {"mfu": row["tokens_per_second"] / self.peak_speed}
-            utilisation = f", MFU {row['mfu']:.1%}"
-        self.keep(row)
-        speed = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
-        self.bar.set_postfix_str(speed + utilisation, refresh=False)
-        if self.bar.disable:
-            seconds = (self.bar.total - row["step"]) * row["milliseconds"] / 1000
-            left = f", {duration(seconds)} left" if seconds else ""
-            self.show(REPORT.format(**row, more=utilisation + left))
-
-    def evaluation(self, row):
-        """Log the row of an evaluation, print it, and redraw the curves."""
-        self.keep(row)
-        self.bar.clear()
-        self.show(evaluation_lines(row))
-        self.bar.refresh()
-        draw(self.rows, self.picture, yardsticks(self.run))
-
-    def phase(self, what):
-        """Say what the run is doing while it takes no steps; "" when it goes on. Without a terminal
-        each phase is printed once."""
-        self.bar.bar_format = WAITING if what else STEPPING
-        self.bar.set_description_str(what)
-        if self.bar.disable and what not in self.phases | {""}:
-            self.phases.add(what)
-            self.show(what)
-
-    def show(self, line):
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:
-            self.broken = True
-
     def close(self):
-        self.bar.close()
         self.file.close()
         for name, (_, close) in self.loggers.items():
             attempt(name, close)
-
-
-class NoLog:
-    """The log of the ranks other than 0: it keeps nothing."""
-
-    broken, rows = False, ()
-    advance = estimate_due = estimate = report = evaluation = phase = close = (
-        lambda self, *arguments: None
-    )

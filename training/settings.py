@@ -3,7 +3,7 @@ The settings of a training run. TrainConfig declares each key once; read_config 
 command line, the config files it names and, when resuming, the checkpoint.
 """
 
-import math
+import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -48,9 +48,7 @@ class TrainConfig:
     out_dir: str = "out"
     overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     data_dir: str = "data"
-    dataset: str = "openwebtext"  # a folder in data_dir; a,b,c are mixed
-    data_weights: str | None = None  # shares of the samples, such as 0.7,0.3; None: by data_alpha
-    data_alpha: NonNegativeFloat = 1.0  # shares as (training tokens)^alpha: 0 = equal shares
+    dataset: str = "openwebtext"  # a folder in data_dir
     allow_data_change: bool = False  # resume although the data have changed
     # the batch
     batch_size: PositiveInt = 12  # sequences in one forward pass
@@ -70,9 +68,6 @@ class TrainConfig:
     beta1: Fraction = 0.9  # of the gradients' mean; Muon's momentum
     beta2: Fraction = 0.95
     grad_clip: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
-    # rare: the objective
-    objective: Literal["next_token", "dpo"] = "next_token"  # dpo: prefer the chosen of two answers
-    dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
     eval_tokens: NonNegativeInt = 0  # of each validation split, spread; 0 = all, as at the end
@@ -81,9 +76,6 @@ class TrainConfig:
     # instead of training
     eval_only: bool = False  # evaluate once and stop
     split: Literal["train", "val", "test"] = "val"  # what eval_only scores
-    dry_run: bool = False  # print what the run would cost, and stop
-    doctor: bool = False  # check device, disk, data, model and optimizer, and stop
-    check: bool | Literal["record"] = False  # compare with the golden curve, and stop
     # the machine
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal[*DTYPE] = "auto"  # float16: the loss is scaled, so that small gradients survive
@@ -92,94 +84,59 @@ class TrainConfig:
     activation_checkpointing: bool = False  # less memory, a third more work
 
     @property
-    def trains(self):
-        """Whether the run trains, instead of checking something and stopping."""
-        return not (self.eval_only or self.dry_run or self.doctor or self.check)
-
-    @property
-    def datasets(self):
-        """The names of the datasets."""
-        return [name.strip() for name in self.dataset.split(",")]
+    def order_seed(self):
+        """The seed of the order of the samples."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     def __post_init__(self):
         """Raise ValueError for values that do not go together."""
         for is_wrong, message in self.mistakes():
             if is_wrong:
                 raise ValueError(message)
-        self.check_datasets()
 
     def mistakes(self):
         """[(whether the values are wrong, the message), ...]."""
         end = "max_iters" if self.lr_decay_iters is None else "lr_decay_iters"
-        last, low, high = getattr(self, end), self.min_lr, self.learning_rate
-        modes = self.eval_only + self.dry_run + self.doctor + bool(self.check)
-        lower = f"min_lr={low} is above learning_rate={high}: the schedule decreases, so lower it"
-        longer = f"warmup_iters={self.warmup_iters} is not below {end}={last}"
-        alone = f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only"
-
-        unfit = [key for key in ("doctor", "check", "allow_data_change") if getattr(self, key)]
-        odd = f"batch_size={self.batch_size} is odd: make it even, two rows for each preference"
-        several = f"dpo takes one dataset: choose from dataset={self.dataset}"
-        split = f"dpo scores its validation split alone: leave split={self.split} out"
-        scratch = "dpo starts from a trained model: give --init_from=RUN"
-        preference = [
-            (self.init_from == "scratch", scratch),
-            (self.batch_size % 2, odd),
-            (len(self.datasets) > 1, several),
-            (unfit, f"{', '.join(unfit)} does not work with objective=dpo: leave it out"),
-            (self.split != "val", split),
-        ]
-        general = [
-            (low is not None and low > high, lower),
+        last = getattr(self, end)
+        lower = "the schedule decreases, so lower it"
+        shorter = f"give a smaller --warmup_iters or a larger --{end}"
+        return [
+            (
+                self.min_lr is not None and self.min_lr > self.learning_rate,
+                f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}: {lower}",
+            ),
             (
                 self.warmup_iters >= max(last, 1),
-                f"{longer}: give a smaller --warmup_iters or a larger --{end}",
+                f"warmup_iters={self.warmup_iters} is not below {end}={last}: {shorter}",
             ),
             (self.eval_tokens == 1, "eval_tokens=1 scores nothing: give 0 for all, or 2 or more"),
-            (modes > 1, "eval_only, dry_run, doctor and check do not train: choose one"),
-            (self.split != "val" and not self.eval_only, alone),
+            (
+                self.split != "val" and not self.eval_only,
+                f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only",
+            ),
             (not self.out_dir, "out_dir is empty: name a folder"),
         ]
-        return general + preference if self.objective == "dpo" else general
-
-    def check_datasets(self):
-        names = self.datasets
-        if not all(names) or len(set(names)) < len(names):
-            what = f"dataset={self.dataset} names no dataset, or one twice"
-            raise ValueError(f"{what}: write --dataset=a,b,c")
-        if self.data_weights is None:
-            return
-        try:
-            shares = [float(share) for share in self.data_weights.split(",")]
-        except ValueError:
-            shares = []
-        if len(shares) != len(names) or not all(0 < share < math.inf for share in shares):
-            what = f"data_weights={self.data_weights} is not a number above 0 for each of "
-            raise ValueError(f"{what}{', '.join(names)}: write --data_weights=0.7,0.3")
-        if self.data_alpha != 1:
-            what = "data_weights and data_alpha both set the shares"
-            raise ValueError(f"{what}: give --data_weights=None or --data_alpha=1")
 
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
-COURSE = (
-    *("objective", "dpo_beta", "optimizer", "adam_rate", "schedule", "learning_rate", "min_lr"),
-    *("warmup_iters", "lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps"),
-    *("weight_decay", "beta1", "beta2", "grad_clip", "seed", "data_seed", "data_weights"),
-    *("data_alpha", "dtype"),
-)
+COURSE = """
+    optimizer adam_rate schedule learning_rate min_lr warmup_iters lr_decay_iters max_iters
+    batch_size gradient_accumulation_steps weight_decay beta1 beta2 grad_clip seed data_seed dtype
+""".split()  # noqa: SIM905
+# A checkpoint's "order" of the samples. Before it was stored, a cipher ordered more than LARGE.
+ORDER = "permutation"
+LARGE = 1 << 20
+LAST_WITH_CIPHER = "5aa2740"
 # Keys whose `auto` is resolved when a run starts. The choice is stored and kept on resuming.
 RESOLVED = ("device", "dtype", "compile")
 # Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
 # one because the folder may have been moved.)
-ONE_START = (
-    *("versions", "overwrite", "eval_only", "split", "dry_run", "doctor", "check"),
-    *("out_dir", "allow_data_change"),
-)
+ONE_START = ("versions", "overwrite", "eval_only", "split", "out_dir", "allow_data_change")
 # Keys of nanoGPT and of earlier versions that have another name here.
 RENAMED = {
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
+    "check": "leave it out: python -m extras.doctor checks machine, data and model",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
     "decay_lr": "use --schedule=constant",
     "wandb_log": "use --log=wandb",
@@ -196,6 +153,24 @@ class NanoGPT:
     wandb_log: bool = False  # the same as --log=wandb
 
 
+# Keys that belong to another command now: {key: its module}.
+MOVED = {
+    "doctor": "extras.doctor",
+    "dry_run": "extras.dry_run",
+    "objective": "extras.preferences",
+    "dpo_beta": "extras.preferences",
+    "data_weights": "extras.mix",
+    "data_alpha": "extras.mix",
+}
+
+
+def successor(module, argv):
+    """The advice to give the arguments of a command line to another module, as one line."""
+    gone = {"--doctor", "--dry_run", "--objective"}
+    words = [word for word in argv if word.partition("=")[0] not in gone]
+    return f"run {shlex.join(['python', '-m', module, *words])}"
+
+
 class Settings(NamedTuple):
     """The combined settings of the command line, the config files and the checkpoint to resume."""
 
@@ -204,12 +179,19 @@ class Settings(NamedTuple):
     folder: Path | None  # the checkpoint with the first weights: of this run or of another
     state: dict | None  # stored in the checkpoint of a resumed run: step, best loss, ...
     command_line: Given  # with its config files
+    own: dict  # {key: value} of the keys that only this program has
+    program: str  # train.py, or the module of an extra
 
 
-def read_config(argv, usage):
-    """The Settings of a command line. Raises UserError for an invalid key or value."""
+def read_config(argv, usage, own=None, program="train.py"):
+    """The Settings of a command line. Raises UserError for an invalid key or value. `own`: a
+    dataclass of the keys that only this program has."""
     defaults = dict.fromkeys(ARCH["gpt2"], "as in model")
-    given = load(argv, [TrainConfig, VariantConfig, NanoGPT], usage, scope, RENAMED, defaults)
+    classes = [TrainConfig, VariantConfig, NanoGPT]
+    if own:
+        classes.insert(0, own)
+    renamed = RENAMED | {key: successor(module, argv) for key, module in MOVED.items()}
+    given = load(argv, classes, usage, scope, renamed, defaults)
     if given.words:
         fix = "write --key=value, or the name of a config file, NAME.py"
         raise UserError(f"cannot read {given.words[0]}", "command line", fix)
@@ -225,7 +207,7 @@ def read_config(argv, usage):
     if init_from == "resume":
         folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
         state, stored, _ = checkpoint.read(folder)
-        values = resume_values(stored, values, folder)
+        values = resume_values(stored, values, folder, keys(own) if own else {})
     elif init_from != "scratch" and checkpoint.steps(init_from):
         folder = checkpoint.find(init_from)
         _, stored, _ = checkpoint.read(folder)
@@ -233,11 +215,15 @@ def read_config(argv, usage):
         values = model_values(stored) | values
 
     config = build(TrainConfig, values)
+    if "," in config.dataset and program != MOVED["data_alpha"]:
+        fix = successor(MOVED["data_alpha"], argv)
+        raise UserError("this program trains on one dataset", f"dataset={config.dataset}", fix)
     config.device = with_number(config.device)
     model = model_values(values)
     if folder is not None or init_from == "scratch":
         check_model(model)
-    return Settings(config, model, folder, state, given)
+    own_values = asdict(build(own, values)) if own else {}
+    return Settings(config, model, folder, state, given, own_values, program)
 
 
 def model_values(values):
@@ -295,10 +281,12 @@ def check_model(values):
 # ---------------------------------------------------------------- resuming
 
 
-def resume_values(stored, given, folder):
-    """The values of a resumed run: the stored ones, overridden by the given ones. Raises UserError
-    if the given ones change the architecture; warns if they change the losses."""
-    stored = {key: value for key, value in stored.items() if key not in RENAMED}
+def resume_values(stored, given, folder, own=()):
+    """The values of a resumed run: the stored ones, overridden by the given ones. own: the keys
+    that only this program has. Raises UserError if the given ones change the architecture; warns if
+    they change the losses."""
+    gone = (RENAMED.keys() | MOVED.keys()) - {*own}
+    stored = {key: value for key, value in stored.items() if key not in gone}
     for key in RESOLVED:  # a new `auto` keeps the choice that was made when the run began
         if given.get(key) == "auto":
             given = {name: value for name, value in given.items() if name != key}
@@ -323,7 +311,7 @@ def resume_values(stored, given, folder):
     if now["dtype"] == "float16" != stored["dtype"]:
         what = f"a run in {stored['dtype']} cannot go on in float16: it stored no scale of the loss"
         raise UserError(what, "dtype=float16", "remove dtype")
-    course = [changed[key] for key in (*COURSE, "device", "compile") if key in changed]
+    course = [changed[key] for key in (*COURSE, *own, "device", "compile") if key in changed]
     if course:
         say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
 
@@ -349,7 +337,7 @@ def keep_device(stored, given):
 def first_state(given, fingerprint):
     """The state that a run starts from: that of the checkpoint, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
-    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
+    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "order": ORDER}
     state = given.state or new | {"data": fingerprint}
     changed = state["data"] != fingerprint
     if changed and not given.config.allow_data_change:
@@ -358,8 +346,16 @@ def first_state(given, fingerprint):
         raise UserError(what, given.folder, fix)
     if changed:  # losses on the old data cannot be compared with new ones
         state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
-        state |= {"samples": {}, "data": fingerprint}
+        state |= {"samples": None, "counted": None, "data": fingerprint, "order": ORDER}
     return state
+
+
+def check_order(state, windows, folder):
+    """Raise UserError if a resumed run with so many training windows began in an order of samples
+    that is not made any more. Up to LARGE windows the order has always been a permutation."""
+    if windows > LARGE and state.get("order") != ORDER:
+        what = f"this run began with another order of its {windows:,} samples"
+        raise UserError(what, folder, f"resume it with the code of commit {LAST_WITH_CIPHER}")
 
 
 # ---------------------------------------------------------------- the model's configuration

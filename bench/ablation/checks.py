@@ -17,12 +17,11 @@ from parts import costs
 from parts.architectures import ARCH, configure, without_effect
 from parts.variant import Variant, VariantConfig
 from tokens.batches import Text
-from tokens.mixture import mixed_fingerprint, open_sources
-from training.parallel import check_layout
+from training.ranks import check_layout
 from training.settings import RENAMED, TrainConfig, read_config
 
 # Keys that are the same for all arms.
-SHARED = ["dataset", "data_weights", "data_alpha", "data_dir", "eval_tokens", "eval_interval"]
+SHARED = ["dataset", "data_dir", "eval_tokens", "eval_interval"]
 SHARED += ["vocab_size", "device", "dtype", "compile", "parallel"]
 SHARED += ["log_interval", "log", "out_dir", "match", "model"]
 TRAINING_ONLY = {"dropout", "block_size"}  # keys of the model that only training depends on
@@ -48,7 +47,7 @@ def check_arm(arm, base):
         arm.values = with_changes(base, arm.changes)
         values = arm.values | {"device": "cpu"}  # the machine that plans may lack the device
         argv = [f"--{key}={value}" for key, value in values.items()]
-        settings = read_config([*argv, "--seed=0", "--out_dir=out", "--dry_run"], "")
+        settings = read_config([*argv, "--seed=0", "--out_dir=out"], "")
         check_layout(settings.config, Runtime("cpu", "float32", 0, 1, []))
         configure(arm.values)
     except UserError as error:
@@ -152,20 +151,18 @@ def open_data(base):
     missing dataset if it is a small one."""
     config = build(TrainConfig, base)
     with contextlib.redirect_stdout(sys.stderr):  # what it prepares
-        metas, tokenizer = train.find_data(config, Runtime("cpu", "float32", 0, 1, []))
-    sources = open_sources(config, metas, tokenizer, base["block_size"])
-    vals = [source.splits["val"] for source in sources]
-    kind = "text" if isinstance(vals[0], Text) else "pairs"
-    if len(sources) > 1:
-        kind = "mixture"
+        data = train.open_data(config, Runtime("cpu", "float32", 0, 1, []))
+    data.open(base["block_size"], config.order_seed, config.eval_tokens)
+    val = data.splits["val"]
+    kind = "text" if isinstance(val, Text) else "pairs"
     facts = {
         "dataset": base["dataset"],
         "kind": kind,
-        "fingerprint": mixed_fingerprint(metas.values()),
-        "train_tokens": sum(meta["splits"]["train"]["tokens"] for meta in metas.values()),
-        "scored_tokens": sum(val.scored()[0] for val in vals),
-        "vocab_size": max(meta["vocab_size"] for meta in metas.values()),
-        "bits_per_byte": sources[0].bits_per_byte if kind == "text" else None,
+        "fingerprint": data.fingerprint,
+        "train_tokens": data.meta["splits"]["train"]["tokens"],
+        "scored_tokens": val.scored()[0],
+        "vocab_size": data.vocab_size,
+        "bits_per_byte": data.bits_per_byte if kind == "text" else None,
     }
-    counted = next(iter(metas.values())).get("ngrams") if kind == "text" else None
-    return facts, tokenizer, counted
+    counted = data.meta.get("ngrams") if kind == "text" else None
+    return facts, data.tokenizer, counted

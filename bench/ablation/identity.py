@@ -42,8 +42,8 @@ NOISE = 1e-5  # a gradient this small beside the others is rounding: a bias that
 NOT_HASHED = (
     *OWNED,
     *("out_dir", "data_dir", "log_interval", "log", "match"),
-    *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
 )
+FORMER = {"data_alpha": 1.0}  # a key of train.py when the stored rows were measured
 OFF = (None, False, 0, "", "none")
 DEFAULTS = {
     field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
@@ -61,6 +61,7 @@ def configuration(values, vocab_size=None):
     if vocab_size is not None:
         values = {"vocab_size": vocab_size} | values
     resolved = asdict(build(TrainConfig, values)) | asdict(configure(values, as_variant=True))
+    resolved |= FORMER
     return {
         key: value
         for key, value in resolved.items()

@@ -12,10 +12,10 @@ import sample
 import train
 from common.errors import Failure, one_line
 from common.runtime import seed_for, set_up
-from tokens.mixture import open_split
+from tokens.data import open_split
 from tokens.token_files import load_meta, load_split
-from training import parallel
-from training.losses import mean_loss
+from training.evaluation import mean_loss
+from training.net import Loss
 from weights import checkpoint
 
 CONTEXTS = (1, 2, 4, 8)  # times the training context
@@ -113,7 +113,7 @@ def measure_trained(job, device=None):
         measured["extrapolation"] = extrapolation(model, val_tokens, runtime)
     if "test" in load_meta(folder)["splits"]:
         config = SimpleNamespace(batch_size=job.values["batch_size"])
-        net = parallel.Loss(model)
+        net = Loss(model)
         run = SimpleNamespace(model=model, net=net, runtime=runtime, config=config)
         measured["test_loss"] = mean_loss(
             train.evaluate(run, open_split(folder, "test", block_size), 0)

@@ -38,7 +38,8 @@ LEAST_LIMIT = 600  # seconds that every run may take
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 RESULT = ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")  # what tells results apart
-HALVES = ("val_tune", "val_report")  # columns of an evaluation
+# Columns of an evaluation, and the names that they had in the logs of earlier versions.
+HALVES = {"val_loss_tune": "val_tune", "val_loss_report": "val_report"}
 COLUMN_OF = {"exact": "wrong_answers", "accuracy": "wrong_tokens"}  # {measure: column of a row}
 
 
@@ -55,7 +56,7 @@ class Job:
     config_hash: str
     code_hash: str
     data: str  # fingerprint of the data
-    kind: str = "text"  # or "pairs", "mixture"
+    kind: str = "text"  # or "pairs"
     prompt: str = ""
     limit: float | None = None  # seconds; None: no limit
     threads: int = 1
@@ -200,9 +201,9 @@ def row_of(job, reason, seconds, device=None):
 
 
 def with_halves(loss, row):
-    """[loss, that of each half of the text], from the row of an evaluation; where it has no halves,
-    the loss stands for them."""
-    return [loss, *(row.get(half, loss) for half in HALVES)]
+    """[loss, loss of the first half of the text, of the second], from the row of an evaluation;
+    where it has no halves, the loss stands for them."""
+    return [loss, *(row.get(half, row.get(former, loss)) for half, former in HALVES.items())]
 
 
 def final_losses(rows, kind="text"):

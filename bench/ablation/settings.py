@@ -25,7 +25,6 @@ from training.settings import scope as scope_of_run
 
 # Keys of train.py that the sweep gives each run.
 OWNED = ["seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"]
-OWNED += ["dry_run", "doctor", "check"]
 # Keys of train.py that each command of a sweep states, even at their defaults.
 STATED = ["dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"]
 STATED += ["device", "compile"]

@@ -23,9 +23,9 @@ from common.errors import Failure, UserError, one_line
 from common.runtime import set_up
 from parts import costs
 from parts.architectures import configure
-from training.dry_run import checkpoint_bytes, kept_bytes, timed
 from training.run_folder import read_rows
 from training.settings import TrainConfig, read_config
+from training.step_costs import checkpoint_bytes, kept_bytes, timed
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
@@ -90,7 +90,7 @@ def wait_until_quiet(patience, show=lambda detail: None):
 def start_run(values):
     """The run that train.py makes from these values. It writes and prints nothing."""
     argv = [f"--{key}={value}" for key, value in values.items()]
-    settings = read_config([*argv, "--dry_run"], "")
+    settings = read_config(argv, "")
     runtime = set_up(settings.config.device, settings.config.dtype)
     with contextlib.redirect_stdout(io.StringIO()):
         return train.make_run(settings, runtime)

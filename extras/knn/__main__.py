@@ -31,7 +31,7 @@ from extras.knn.datastore import (
 from sample import Opened, build_config, fit_prompts, write_all
 from sampling.prompts import note, read_prompts
 from sampling.settings import SampleConfig
-from tokens.mixture import open_split
+from tokens.data import open_split
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
 

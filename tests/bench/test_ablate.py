@@ -31,7 +31,6 @@ from parts.variant import POSITION
         (["--design=leave_one_in", "--curve=[1]"], r"curve holds 1, which is the base itself"),
         (["--design=leave_one_in", "--lr_grid=[2]"], r"lr_grid=\[2.0\] lacks 1, the base's rate"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
-        ([arm(alpha=dict(data_alpha=0.5))], r"arm alpha: data_alpha is the same for all arms"),
         (["--axis=norm", "--multiple_of=8"], r"arm base: multiple_of"),
     ],
 )

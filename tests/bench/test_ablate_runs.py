@@ -437,31 +437,24 @@ def test_a_real_sweep(data_dir, out, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def two_kinds(data_dir):
-    """Beside words: more words, and pairs, with the same tokens."""
-    text = (data_dir / "words.txt").read_text()
-    words = text.split()
+def answers(data_dir):
+    """Beside words: pairs."""
+    words = (data_dir / "words.txt").read_text().split()
     pairs = [{"prompt": f"{a} ", "answer": b} for a, b in pairwise(words[:301])]
-    (data_dir / "more.txt").write_text(text[::-1], encoding="utf-8")
-    write_lines(data_dir, pairs, "answers.jsonl")
-    for name, file in (("bytes", "words.txt"), ("more", "more.txt"), ("answers", "answers.jsonl")):
-        prepare(name, input=str(data_dir / file), tokenizer="byte", data_dir=str(data_dir))
+    path = write_lines(data_dir, pairs, "answers.jsonl")
+    prepare("answers", input=str(path), tokenizer="byte", data_dir=str(data_dir))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dataset, kind", [("bytes,more", "mixture"), ("answers", "pairs")])
-def test_a_mixture_and_pairs_are_measured_for_what_they_are(
-    two_kinds, data_dir, out, dataset, kind
-):
-    what = [ROPE, f"--dataset={dataset}", "--seeds=1", "--screening"]
+def test_pairs_are_measured_for_what_they_are(answers, data_dir, out):
+    what = [ROPE, "--dataset=answers", "--seeds=1", "--screening"]
     assert ablate.main(arguments(data_dir, out, *what)) == 0
     rows = rows_of(out)
-    assert frames.plan(out)["data"]["kind"] == kind and len(rows) == 3
+    assert frames.plan(out)["data"]["kind"] == "pairs" and len(rows) == 3
     for row in rows.values():
         assert row["status"] == "done" and row["final_val_loss"] < row["first_val_loss"]
-        assert row["extrapolation"] == {}
         # Nats per answer's token are no bits per byte of the pairs.
-        assert (row["bits_per_byte"] is None) == (kind == "pairs")
+        assert row["extrapolation"] == {} and row["bits_per_byte"] is None
 
 
 def test_extrapolation_scores_the_same_tokens_with_more_before_them():

@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.files import ROOT
 from helpers.sweeps import make_sweep
 from tokens import batches
-from training import losses, optim
+from training import evaluation, optim
 
 SHELVES = ROOT / "bench" / "results" / "answer"
 FOLDERS = sorted(path.parent for path in SHELVES.rglob("sweep.json"))
@@ -122,7 +122,7 @@ def other_end(monkeypatch):
 def other_mean(monkeypatch):
     """An evaluation weights its batches and not its targets equally."""
     of_batches = lambda sums: (sums[:, 0] / sums[:, 1]).mean().item()
-    monkeypatch.setattr(losses, "mean_loss", of_batches)
+    monkeypatch.setattr(evaluation, "mean_loss", of_batches)
 
 
 def other_windows(monkeypatch):

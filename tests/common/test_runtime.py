@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.runtime import Runtime
 from model_llama import Llama, LlamaConfig
-from training.parallel import recomputed
+from training.net import recomputed
 
 bfloat16 = Runtime("cpu", "bfloat16", 0, 1, [])
 

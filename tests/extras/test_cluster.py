@@ -10,7 +10,7 @@ import torch
 
 from common.errors import UserError
 from extras import cluster
-from helpers.ablation import arguments, arm, out, quick, rows_of, steps_of, stub  # noqa: F401
+from helpers.ablation import arguments, arm, out, quick, rows_of, same_code, steps_of, stub  # noqa: F401
 
 ROPE = arm(rope=dict(position="rope"))
 

@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.runtime import set_up
 from extras import extrapolate
 from helpers.runs import arguments
-from parts.position import ROPE_SCALING
+from parts.slots import ROPE_SCALING
 from prepare import prepare
 from tokens.token_files import load_split
 from weights import checkpoint

@@ -118,7 +118,7 @@ def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
     """Each answer token beside the most probable one after the true text before it, row by row."""
     argv = arguments(tasks_dir, tmp_path, *RUN, "--dataset=task:needle", "--block_size=172")
     run = made(argv)
-    model, coder = run.model, run.tokenizer
+    model, coder = run.model, run.data.tokenizer
     rows, right, solved_rows, tokens = samples_of(tasks_dir / "task:needle", "val"), 0, 0, 0
     with torch.no_grad():
         # After any digit the most probable token is 0: some answers have right tokens.

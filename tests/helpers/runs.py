@@ -53,10 +53,10 @@ def stop_after(steps, real=train.train_step):
     train.train_step = step_and_signal
 
 
-def two_ranks(*argv, **more):
+def two_ranks(*argv, program=("train.py",), **more):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     return subprocess.Popen(
-        [*launcher, "train.py", *argv],
+        [*launcher, *program, *argv],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -67,9 +67,16 @@ def two_ranks(*argv, **more):
 
 
 def new_run(config):
-    """As much of a new Run as its RunLog needs."""
-    saved = dict(saved_config=asdict(config), state={}, saved=None)
-    return SimpleNamespace(config=config, sources=[], step=0, **saved)
+    """As much of a new Run as its log needs."""
+    return SimpleNamespace(
+        config=config,
+        runtime=SimpleNamespace(device="cpu", dtype="float32"),
+        data=SimpleNamespace(meta={}),
+        step=0,
+        saved_config=asdict(config),
+        state={},
+        saved=None,
+    )
 
 
 def ready(data_dir, tmp_path, *more):

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
 import train
-from common.errors import UserError
 from common.runtime import Runtime
 from helpers.runs import arguments, equal, weights
 from helpers.variants import close, config, randomised, tokens
@@ -18,7 +16,6 @@ from parts import costs, moe
 from parts.moe import MoE, after_step, expert_by_expert, in_one_kernel, statistics
 from parts.variant import Variant
 from training.optim import Muon, make_optimizers
-from training.preferences import check_objective
 from training.settings import TrainConfig
 
 BALANCES = pytest.mark.parametrize("balance", ["loss", "bias"])
@@ -136,7 +133,7 @@ def test_bfloat16_reaches_the_experts(monkeypatch):
 
 def passed(balance, recomputed, compiled=False, **more):
     """The loss, tallies and gradients of two micro-batches. With `recomputed`, the blocks run again
-    on the way back, as by activation_checkpointing in training/parallel.py."""
+    on the way back, as by activation_checkpointing in training/net.py."""
     model, x, y = trainable(balance, **more)
     for block in model.blocks if recomputed else ():
         block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
@@ -238,13 +235,6 @@ def test_one_rank_or_several_move_the_bias_alike():
         for expected, block in zip(alone.blocks, rank.blocks, strict=True):
             assert torch.equal(expected.mlp.bias, block.mlp.bias) and block.mlp.bias.any()
         assert statistics(rank) == statistics(alone)
-
-
-@pytest.mark.parametrize("word", ["moe", "moe_clamped"])
-def test_preferences_refuse_experts_whose_loads_nobody_balances(word):
-    model = Variant(config("llama", dict(mlp=word)))
-    with pytest.raises(UserError, match="dpo does not balance the loads of experts"):
-        check_objective(SimpleNamespace(objective="dpo", dataset="tastes"), model, [])
 
 
 # ---------------------------------------------------------------- costs, optimizers, scripts

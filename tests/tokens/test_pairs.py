@@ -245,17 +245,6 @@ def naive_loss(model, pairs):
     return nats / count
 
 
-def test_the_doctor_looks_at_the_answers(tmp_path, capsys):
-    """Prompts that all begin alike, as instructions do, are no overlap of the splits."""
-    rng = random.Random(1)
-    prompt = "Below is an instruction that describes a task. Write a response that completes it. "
-    answers = ["".join(rng.choice("abcdefgh ") for _ in range(90)) for _ in range(40)]
-    prepared(tmp_path, [(f"{prompt}Add: ", answer) for answer in answers])
-    keys = ("--max_iters=4", "--dataset=pairs", "--block_size=180", "--learning_rate=1e-2")
-    status = train.main(arguments(tmp_path, tmp_path / "run", *keys, "--doctor")).status
-    assert status == 0, capsys.readouterr().out
-
-
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
     """Of a step, its gradient, and an evaluation, beside a computation pair by pair."""
@@ -286,13 +275,12 @@ def test_bits_per_byte_counts_the_bytes_of_the_answers(pairs_dir, tmp_path):
     assert row["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(map(len, answers)))
 
 
-@pytest.mark.parametrize("dataset", ["pairs", "pairs,text"])
-def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path, dataset):
-    """Although the number of targets differs between them, the more so where text is mixed in."""
+def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path):
+    """Although the number of targets differs between them."""
     seen = {}
     for size in (12, 3, 1):
         keys = (f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
-        run = ready(pairs_dir, tmp_path, *keys, f"--dataset={dataset}")
+        run = ready(pairs_dir, tmp_path, *keys)
         batch = map(torch.from_numpy, run.batches.get(0, 12))
         mean = run.model(*batch)[1].item()  # over all targets
         seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
@@ -302,8 +290,8 @@ def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path, dataset):
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
-    keys = ("--dataset=pairs,text", "--data_weights=2,1", "--max_iters=4", "--eval_interval=2")
+def test_two_ranks_are_one_process_with_pairs(pairs_dir, tmp_path):
+    keys = ("--dataset=pairs", "--block_size=20", "--max_iters=4", "--eval_interval=2")
     keys += ("--gradient_accumulation_steps=4", "--batch_size=2")
     run = arguments(pairs_dir, tmp_path / "one", *keys)
     train.main(run)
@@ -314,7 +302,6 @@ def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
         a, b = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
         assert len(a) >= 3 and [step for step, _ in a] == [step for step, _ in b]
         assert [value for _, value in b] == pytest.approx([value for _, value in a], abs=2e-5)
-    assert losses(tmp_path / "one", "samples") == losses(tmp_path / "two", "samples")
 
 
 def test_a_tiny_run_learns_the_answers(tmp_path, capsys):

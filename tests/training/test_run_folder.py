@@ -15,6 +15,7 @@ from helpers.formats import refused
 from helpers.runs import new_run
 from training import run_folder
 from training.settings import TrainConfig
+from training.terminal import RunLog
 
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 300, "\ud800"])
@@ -80,7 +81,7 @@ def test_a_damaged_log_is_read_without_the_damage_and_says_so_once(tmp_path, cap
 
 
 def test_a_log_that_finds_the_disk_full(tmp_path, monkeypatch):
-    log = run_folder.RunLog(new_run(TrainConfig(out_dir=str(tmp_path))))
+    log = run_folder.LogFile(new_run(TrainConfig(out_dir=str(tmp_path))))
     log.keep({"step": 1, "loss": 1.0})
     real = os.write
     monkeypatch.setattr(run_folder.os, "write", lambda number, data: real(number, data[:9]))
@@ -94,7 +95,7 @@ def test_a_log_that_finds_the_disk_full(tmp_path, monkeypatch):
 
 def test_drawing_warns_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    log = run_folder.RunLog(new_run(TrainConfig(out_dir=str(tmp_path))))
+    log = RunLog(new_run(TrainConfig(out_dir=str(tmp_path))))
     for step in (1, 2, 3):
         log.evaluation({"step": step, "train_loss": 1.0, "val_loss": 1.0, "bits_per_byte": 1.0})
     log.close()
@@ -115,7 +116,7 @@ def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, na
         "close": lambda *more: (lambda row: None, broken),
     }
     monkeypatch.setitem(run_folder.LOGGERS, name, starts[at])
-    log = run_folder.RunLog(new_run(TrainConfig(out_dir=str(tmp_path), log=f"{name},{name}")))
+    log = run_folder.LogFile(new_run(TrainConfig(out_dir=str(tmp_path), log=f"{name},{name}")))
     for step in (1, 2, 3):
         log.keep({"step": step, "loss": 1.0})
     log.close()

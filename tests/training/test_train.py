@@ -19,17 +19,17 @@ import train
 from common import files, runtime
 from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
-from helpers.checkpoints import reseal
+from helpers.checkpoints import edit_json, reseal
 from helpers.runs import ROOT, arguments, equal, losses, made, ready, stop_after, two_ranks, weights
 from helpers.texts import message
 from parts.architectures import CORNERS, configure, make
 from prepare import prepare
 from tokens import batches
 from tokens.token_files import load_split
-from training import optim, parallel, run_folder, settings
-from training.dry_run import kept_bytes
+from training import optim, ranks, run_folder, settings
 from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig
+from training.step_costs import kept_bytes
 from weights import checkpoint
 
 # ---------------------------------------------------------------- exactness
@@ -152,7 +152,7 @@ def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
     stop.status = 143
     assert train.score(run, stop) is None
     run.runtime.world_size = 2
-    monkeypatch.setattr(parallel.dist, "all_reduce", lambda tensor: None)
+    monkeypatch.setattr(ranks.dist, "all_reduce", lambda tensor: None)
     assert train.score(run, stop)["val_loss"] > 0
 
 
@@ -165,10 +165,10 @@ def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
     ],
 )
 def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more, words):
-    ranks = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
-    settings = train.read_config(arguments(data_dir, tmp_path / "run", *ranks, more), "")
+    layout = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
+    settings = train.read_config(arguments(data_dir, tmp_path / "run", *layout, more), "")
     with pytest.raises(UserError, match=words):
-        parallel.check_layout(settings.config, Runtime("cpu", "float32", 0, 2, []))
+        ranks.check_layout(settings.config, Runtime("cpu", "float32", 0, 2, []))
 
 
 def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
@@ -827,7 +827,7 @@ def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path):
     run.append(f"--out_dir={tmp_path / 'all'}")
     whole = [row for row in train.main(run).rows if "val_loss" in row]
     assert [row.get("whole_val_loss") for row in parts] == [None, None, whole[-1]["val_loss"]]
-    for key in ("val_tune", "val_report", "val_blocks"):
+    for key in ("val_loss_tune", "val_loss_report", "val_blocks"):
         assert parts[-1][key] == whole[-1][key] and parts[1][key] != whole[1][key]
 
 
@@ -861,3 +861,18 @@ def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monk
     monkeypatch.setattr("weights.hf.same_tokens", lambda name, tokenizer: False)
     words = "not prepared with the tokenizer of these weights.*prepare.py NAME"
     assert re.search(words, message(train.main, run)) and not (tmp_path / "run").exists()
+
+
+def test_a_run_in_an_order_that_is_not_made_any_more_names_the_last_commit(
+    start, resume, tmp_path, monkeypatch
+):
+    """A run of more samples than LARGE that was saved before its order was stored."""
+    start("run", "--max_iters=2")
+    monkeypatch.setattr(settings, "LARGE", 1)
+    assert resume("run", "--max_iters=3") == 0
+    folder = checkpoint.find(tmp_path / "run")
+    edit_json("state", lambda state: {key: state[key] for key in state if key != "order"})(folder)
+    reseal(folder)
+    assert "5aa2740" in message(resume, "run", "--max_iters=4")
+    monkeypatch.undo()
+    assert resume("run", "--max_iters=4") == 0

@@ -18,10 +18,10 @@ from common.errors import UserError
 from helpers.runs import arguments
 from helpers.texts import message
 from prepare import prepare
-from tokens.mixture import open_split
+from tokens.data import open_split
 from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
 from tokens.tokenizer import GPT4, LETTERS, encode_batches
-from training.report import closing_prompt
+from training.terminal import closing_prompt
 from weights import export, hf
 
 TEXT = "the king of rome shall speak no more,\nand Zoë says <s> no </s> word  in 1999.\n"

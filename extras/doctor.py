@@ -1,7 +1,11 @@
 """
-`python train.py CONFIG --doctor` checks device, disk, data, model and optimizer. It prints a line
-for each, with a fix if something is wrong. Its training steps are those of train.py's train_step,
-on copies of the run, and it writes nothing.
+Is a run healthy?
+
+    python -m extras.doctor config/llama_shakespeare.py --device=cpu
+
+checks device, disk, data, model and optimizer, and prints a line for each, with a fix if something
+is wrong. The arguments are train.py's. Its training steps are those of train.train_step, on copies
+of the run, and nothing is written.
 """
 
 import copy
@@ -14,15 +18,37 @@ from dataclasses import replace
 import safetensors.torch
 import torch
 
+import train
+from common import errors
 from common.errors import UserError, folded, one_line
-from training import parallel
-from training.dry_run import room, size
+from training import ranks, terminal
+from training.net import Loss
 from training.optim import make_optimizers
 from training.run_folder import check_out_dir
+from training.settings import read_config
+from training.step_costs import room, size
 
 SEARCHED = 20_000_000  # tokens of the train split searched for validation text
 OVERFIT_STEPS = 200
 OVERFIT_SECONDS = 60
+
+
+def read(argv):
+    """The Settings of a command line."""
+    return read_config(argv, __doc__, program="extras.doctor")
+
+
+def main(argv):
+    """Check the run of a command line. Returns the exit status."""
+    given = read(argv)
+    runtime = train.start_runtime(given)
+    if runtime.world_size > 1:
+        fix = "start it with python, not with torchrun"
+        raise UserError("the doctor checks a single process", "torchrun", fix)
+    run = train.make_run(given, runtime)
+    terminal.describe(run)
+    with terminal.explained(run):
+        return doctor(run)
 
 
 # ---------------------------------------------------------------- copies of a run
@@ -30,28 +56,35 @@ OVERFIT_SECONDS = 60
 
 def like(run, batches=None, **changed):
     """A new, eager run on a copy of the weights of `run`, with other settings or batches."""
-    config, model = replace(run.config, **changed), copy.deepcopy(run.model)
-    device = run.runtime.device
-    fp16 = dict(init_scale=256.0, enabled=run.scaler.is_enabled())  # so low that nothing overflows
-    scaler = torch.amp.GradScaler(device.split(":")[0], **fp16)
-    optimizers = make_optimizers(model, config, run.runtime)
-    parts = {"model": model, "net": parallel.Loss(model), "optimizers": optimizers}
-    parts |= {"scaler": scaler, "batches": batches or run.batches}
-    return replace(run, config=config, **parts, state={}, unread=[])
+    config = replace(run.config, **changed)
+    model = copy.deepcopy(run.model)
+    kind = run.runtime.device.split(":")[0]
+    scale = 256.0  # of a float16 loss: so low that nothing overflows
+    return replace(
+        run,
+        config=config,
+        model=model,
+        loss=Loss(model),
+        net=Loss(model),
+        optimizers=make_optimizers(model, config, run.runtime),
+        scaler=torch.amp.GradScaler(kind, init_scale=scale, enabled=run.scaler.is_enabled()),
+        batches=batches or run.batches,
+        state={},
+        unread=[],
+    )
 
 
 class Fixed:
     """Batches that repeat the same n samples, x and y (n, block_size), endlessly."""
 
     def __init__(self, x, y):
-        self.x, self.y, self.masked = x, y, bool((y < 0).any())
+        self.x = x
+        self.y = y
+        self.masked = bool((y < 0).any())
 
     def get(self, first, count):
         rows = [k % len(self.x) for k in range(first, first + count)]
         return self.x[rows], self.y[rows]
-
-    def drawn(self, first, count):
-        return {}  # no sample is drawn from the datasets of a mixture
 
 
 def first_batch(run):
@@ -75,10 +108,10 @@ def rounding(runtime):
 
 
 # ---------------------------------------------------------------- the checks
-# Each takes (run, train_step) and returns (whether the check passes, a description of the result).
+# Each takes a run and returns (whether the check passes, a description of the result).
 
 
-def check_device(run, train_step):
+def check_device(run):
     """Compare a matrix product with the same one in float64."""
     a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
     with run.runtime.autocast():
@@ -90,25 +123,25 @@ def check_device(run, train_step):
     return good, f"{where}: a matrix product is {error:.0e} off one in float64"
 
 
-def check_compile(run, train_step):
+def check_compile(run):
     """Compare the loss of the compiled model with that of the eager one."""
-    runtime, model = run.runtime, run.model
+    runtime = run.runtime
     if not runtime.compile:
         return True, "not compiled"
     x, y = first_batch(run)
     losses = []
-    for net in (run.net, parallel.Loss(model)):  # in training mode, as in training
+    for net in (run.net, Loss(run.model)):  # in training mode, as in training
         torch.manual_seed(0)  # of the dropout
         with runtime.autocast():
             losses.append(net(x, y).item())
     compiled, eager = losses
 
-    drops = getattr(model.config, "dropout", 0)  # compiled, it draws other random numbers
+    drops = getattr(run.model.config, "dropout", 0)  # compiled, it draws other random numbers
     limit = 0.02 if drops else min(0.02, 100 * rounding(runtime))
     return abs(compiled / eager - 1) < limit, f"loss {compiled:.6f} compiled, {eager:.6f} eager"
 
 
-def check_disk(run, train_step):
+def check_disk(run):
     """Check that runs can be written to out_dir, that a flushed write works, and that four
     checkpoints fit. A finished run in out_dir is no fault."""
     check_out_dir(run.config.out_dir, resuming=True)
@@ -120,22 +153,21 @@ def check_disk(run, train_step):
     return free > needed, f"{size(free)} free in {folder}, {size(needed)} needed"
 
 
-def check_data(run, train_step):
+def check_data(run):
     """Look for about a hundred pieces of the validation text in the start of the train split."""
-    good, counts = True, []
-    for source in run.sources:
-        train, val = source.splits["train"].learned[:SEARCHED], source.splits["val"].learned
-        text, width, length = train.tobytes(), train.dtype.itemsize, min(64, len(val))
-        starts = range(0, len(val) - length + 1, max(1, (len(val) - length) // 100))
-        places = [text.find(val[i : i + length].tobytes()) for i in starts]
-        copies = sum(place >= 0 and place % width == 0 for place in places)
-        good = good and copies < max(2, len(starts) / 10)
-        counts.append(f"{copies} of {len(starts)}")
-    return good, f"{', '.join(counts)} pieces of validation text are in the train split"
+    text = run.data.splits["train"].learned[:SEARCHED]
+    val = run.data.splits["val"].learned
+    length = min(64, len(val))
+    starts = range(0, len(val) - length + 1, max(1, (len(val) - length) // 100))
+    searched = text.tobytes()
+    places = [searched.find(val[i : i + length].tobytes()) for i in starts]
+    copies = sum(place >= 0 and place % text.dtype.itemsize == 0 for place in places)
+    good = copies < max(2, len(starts) / 10)
+    return good, f"{copies} of {len(starts)} pieces of validation text are in the train split"
 
 
 @torch.no_grad()
-def check_initial_loss(run, train_step):
+def check_initial_loss(run):
     """Check that the loss before training is ln V plus the contribution of the logits' spread,
     which is log Σ exp - mean - ln V for targets that do not depend on the logits."""
     model = run.model
@@ -144,7 +176,9 @@ def check_initial_loss(run, train_step):
         logits, loss = model.eval()(x, y)
     model.train()
 
-    logits, loss, uniform = logits.double(), loss.item(), math.log(model.config.vocab_size)
+    logits = logits.double()
+    loss = loss.item()
+    uniform = math.log(model.config.vocab_size)
     spread = (logits.logsumexp(-1) - logits.mean(-1)).mean().item() - uniform
     text = f"loss {loss:.3f}, ln V {uniform:.3f}, the logits' spread adds {spread:.3f}"
     if run.step or run.config.init_from != "scratch":
@@ -152,7 +186,7 @@ def check_initial_loss(run, train_step):
     return spread < 0.5 and abs(loss - uniform - spread) < 0.2, text
 
 
-def check_overfit(run, train_step):
+def check_overfit(run):
     """Train on one batch of at most four samples, at the peak learning rate, until its loss is a
     tenth of ln V."""
     x, y = run.batches.get(0, min(4, run.config.batch_size))
@@ -162,12 +196,13 @@ def check_overfit(run, train_step):
     tiny.step = 0
     without_dropout(tiny.model)
 
-    goal, began = 0.1 * math.log(run.model.config.vocab_size), time.perf_counter()
-    losses = [train_step(tiny)[0].item()]
+    goal = 0.1 * math.log(run.model.config.vocab_size)
+    began = time.perf_counter()
+    losses = [train.train_step(tiny)[0].item()]
     while losses[-1] > goal and len(losses) < OVERFIT_STEPS:
         if time.perf_counter() - began > OVERFIT_SECONDS:
             break
-        losses.append(train_step(tiny)[0].item())
+        losses.append(train.train_step(tiny)[0].item())
 
     # A large model on a slow device passes if its loss falls at all.
     slow = len(losses) < OVERFIT_STEPS and losses[-1] < 0.9 * losses[0]
@@ -183,7 +218,7 @@ class Gradients(torch.optim.SGD):
         self.kept = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
 
 
-def check_accumulation(run, train_step):
+def check_accumulation(run):
     """Compare the loss and gradient of one batch of four samples with those of four micro-batches
     of one. The first two samples have few targets."""
     config = run.model.config
@@ -202,7 +237,7 @@ def check_accumulation(run, train_step):
         other = like(run, Fixed(x, y), **sizes)
         other.optimizers = [Gradients(other.model.parameters(), lr=1.0)]
         without_dropout(other.model)
-        results.append((train_step(other)[0].item(), other.optimizers[0].kept))
+        results.append((train.train_step(other)[0].item(), other.optimizers[0].kept))
     (loss, gradient), (loss4, gradient4) = results
 
     error = ((gradient4 - gradient).norm() / gradient.norm()).item()
@@ -220,28 +255,32 @@ def same_weights(run, other):
     return all((p.double() - q.double()).norm() <= limit * p.double().norm() for p, q in pairs)
 
 
-def check_repeat(run, train_step):
+def check_repeat(run):
     """Take the same two steps twice, and compare the weights."""
     runs = [like(run), like(run)]
-    losses = [" ".join(f"{train_step(copy)[0].item():.6f}" for _ in range(2)) for copy in runs]
+    losses = [
+        " ".join(f"{train.train_step(copy)[0].item():.6f}" for _ in range(2)) for copy in runs
+    ]
     return same_weights(*runs), f"two steps, twice: losses {losses[0]} and {losses[1]}"
 
 
-def check_resume(run, train_step):
+def check_resume(run):
     """Take two steps, without and with a checkpoint in memory between them, and compare the
     weights."""
-    straight, stopped, resumed = like(run), like(run), like(run)
-    train_step(straight)
-    train_step(stopped)
+    straight = like(run)
+    stopped = like(run)
+    resumed = like(run)
+    train.train_step(straight)
+    train.train_step(stopped)
 
-    tensors = parallel.gather(stopped.model, stopped.optimizers, stopped.runtime)
+    tensors = ranks.gather(stopped.model, stopped.optimizers, stopped.runtime)
     weights, moments = (safetensors.torch.load(safetensors.torch.save(part)) for part in tensors)
     resumed.model.load_state_dict(weights, strict=False)  # a tied weight is stored once
-    parallel.scatter(resumed.model, resumed.optimizers, moments)
+    ranks.scatter(resumed.model, resumed.optimizers, moments)
     resumed.scaler.load_state_dict(stopped.scaler.state_dict())
     resumed.step = stopped.step
 
-    without, after = (train_step(other)[0].item() for other in (straight, resumed))
+    without, after = (train.train_step(other)[0].item() for other in (straight, resumed))
     losses = f"the step after a checkpoint: loss {after:.6f}, without one {without:.6f}"
     return same_weights(straight, resumed), losses
 
@@ -255,22 +294,20 @@ CHECKS = {  # name: (check, what to do when it fails)
     "one batch": (check_overfit, "change --learning_rate, or look for weights without a gradient"),
     "accumulation": (check_accumulation, "weigh a micro-batch by its targets: see train_step"),
     "determinism": (check_repeat, "let (seed, step) determine all random numbers of a new part"),
-    "resume": (check_resume, "state is missing from the checkpoint: see parallel.gather"),
+    "resume": (check_resume, "state is missing from the checkpoint: see ranks.gather"),
 }
 
 
-def doctor(run, train_step):
+def doctor(run):
     """Print a line for every check, with the fix if it fails. Returns 1 if one fails, else 0."""
-    if run.runtime.world_size > 1:
-        fix = "start it with python, not with torchrun"
-        raise UserError("the doctor checks a single process", "doctor=True", fix)
     failed = 0
     print()
     for name, (check, fix) in CHECKS.items():
         try:
-            good, text = check(run, train_step)
+            good, text = check(run)
         except Exception as error:  # of any kind: finding errors is the purpose of a check
-            good, text = False, f"{type(error).__name__}: {one_line(error)}"
+            good = False
+            text = f"{type(error).__name__}: {one_line(error)}"
             fix = "" if isinstance(error, UserError) else fix  # it says itself what to do
         failed += not good
         text = text if good or not fix else f"{text}: {fix}"
@@ -278,3 +315,7 @@ def doctor(run, train_step):
     count = len(CHECKS)
     print(f"{failed} of {count} checks failed" if failed else f"all {count} checks passed")
     return int(failed > 0)
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,5 +1,5 @@
-"""--dry_run: its numbers are those of the run, its memory is what a step takes from the allocator,
-and nothing is written."""
+"""The dry run: its numbers are those of the run, its memory is what a step takes from the
+allocator, and nothing is written."""
 
 import re
 from itertools import accumulate
@@ -8,8 +8,9 @@ import pytest
 from torch.profiler import ProfilerActivity, profile
 
 import train
-from helpers.runs import losses, ready
-from training import dry_run
+from extras import dry_run
+from helpers.runs import arguments, losses, ready
+from training import step_costs
 from training.optim import OPTIMIZER, SCHEDULE
 from weights import checkpoint
 
@@ -22,18 +23,17 @@ from weights import checkpoint
         "--arch=falcon --activation_checkpointing",
     ],
 )
-def test_dry_run_predicts_the_run_and_writes_nothing(
-    data_dir, tmp_path, start, resume, capsys, more
-):
+def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, short_end, capsys, more):
     options = f"--max_iters=7 --eval_interval=3 --gradient_accumulation_steps=2 {more}"
     out = tmp_path / "run"
-    assert start("run", f"{options} --dry_run") == 0 and not out.exists()
+    run = arguments(data_dir, out, *options.split())
+    assert dry_run.main(run) == 0 and not out.exists()
     printed = capsys.readouterr().out.partition("would cost")[2]
     rows = dict(re.findall(r"^  (\w+) +(.*)", printed, re.MULTILINE))
-    start("run", options)
+    train.main(run)
     count = sum(p.numel() for p in checkpoint.open_run(out)[0].parameters())
     assert rows["parameters"] == f"{count:,}" and rows["tokens"] == "896 in 7 steps"
-    assert f"gradients {dry_run.size(4 * count)}, activations " in rows["memory"]
+    assert f"gradients {step_costs.size(4 * count)}, activations " in rows["memory"]
     evaluations = f"{len(losses(out, 'val_loss'))} evaluations of "
     assert "7 steps of " in rows["time"] and evaluations in rows["time"]
     files = [checkpoint.find(out) / f"{name}.safetensors" for name in ("model", "optimizer")]
@@ -45,7 +45,7 @@ def test_dry_run_predicts_the_run_and_writes_nothing(
     # Of a run that goes on: what is left. It is there as it was.
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     capsys.readouterr()
-    assert resume("run", "--max_iters=10 --dry_run") == 0
+    assert dry_run.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=10"]) == 0
     printed = capsys.readouterr().out
     assert "3 steps of " in printed and "2 evaluations of " in printed
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
@@ -54,7 +54,7 @@ def test_dry_run_predicts_the_run_and_writes_nothing(
 def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch):
     """With a clock of our own: a step takes 2 s, the first 7 s, a token that is scored 1 ms."""
     clock, steps = [0.0], []
-    monkeypatch.setattr(dry_run.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(step_costs.time, "perf_counter", lambda: clock[0])
 
     def step(run):
         clock[0] += 2 if steps else 7
@@ -64,9 +64,12 @@ def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch):
         clock[0] += 0.001 * (run.config.eval_tokens + min(run.config.eval_tokens, 100))
 
     run = ready(data_dir, tmp_path, "--eval_interval=20", "--eval_tokens=400")
-    dry_run.dry_run(run, step, score, 100)  # 50 steps: evaluations at 0, 20, 40 and 50
+    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(train, "score", score)
+    monkeypatch.setattr(train, "EVAL_TRAIN_TOKENS", 100)
+    dry_run.dry_run(run)  # 50 steps: evaluations at 0, 20, 40 and 50
     assert len(steps) == 21
-    last = len(run.sources[0].splits["val"].tokens) / 1000  # scores the whole split
+    last = len(run.data.splits["val"].tokens) / 1000  # scores the whole split
     parts = f"50 steps of 2000.0 ms, 4 evaluations of 0.5 s and {last:.1f} s more for the last, "
     total = f"{100 + 4 * 0.5 + last + 5:.1f} s: {parts}the first step 5.0 s more"
     assert f"time         {total}" in capsys.readouterr().out

@@ -9,16 +9,12 @@ errors. common/runtime.py starts them and agrees on a stop.
 A checkpoint always holds whole tensors, so that a run can move between one process, ddp and fsdp.
 """
 
-import functools
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
 from common.errors import UserError
 from training.optim import OPTIMIZER
@@ -30,7 +26,8 @@ from weights.checkpoint import REFERENCE
 
 def check_layout(config, runtime):
     """Raise UserError if a TrainConfig cannot run on this number of ranks."""
-    ranks, fix = runtime.world_size, "choose --parallel=ddp, or --optimizer=adamw --dtype=bfloat16"
+    ranks = runtime.world_size
+    fix = "choose --parallel=ddp, or --optimizer=adamw --dtype=bfloat16"
     if config.gradient_accumulation_steps % ranks:
         steps = config.gradient_accumulation_steps
         what = f"gradient_accumulation_steps={steps} is not divisible by {ranks} ranks"
@@ -63,65 +60,25 @@ def shard(model, how, runtime):
     fully_shard(model, mesh=mesh)
 
 
-def recomputed(forward, runtime):
-    """A block's forward pass that keeps its input alone and computes the rest again in the backward
-    pass (Chen et al. 2016, arXiv:1604.06174), with the same attention."""
-
-    def compute(*args):
-        with runtime.attention():
-            return forward(*args)
-
-    return functools.partial(checkpoint_activations, compute, use_reentrant=False)
-
-
 def is_sharded(model):
     """Whether fsdp has sharded a model: fully_shard adds this method to it."""
     return hasattr(model, "set_requires_gradient_sync")
 
 
-class Loss(torch.nn.Module):
-    """The loss of a model and nothing else. If a compiled forward pass returned the logits as well,
-    the backward pass would be given their gradient: (batch, block_size, vocabulary) zeros.
-
-    With `measured`, for an evaluation, a (3,) tensor of the loss, the number of targets y that are
-    the most probable token, and the number of rows that have targets and in which every one is."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x, y, measured=False):
-        logits, loss = self.model(x, y)
-        if not measured:
-            return loss
-        right, given = logits.argmax(-1) == y, y < 0  # (B, T); right is False where y is -1
-        right_rows = (right | given).all(1) & ~given.all(1)  # (B,)
-        return torch.stack([loss, right.sum().type_as(loss), right_rows.sum().type_as(loss)])
+def in_step(net, model, runtime, accumulates=False):
+    """A module whose backward pass averages the gradients over the ranks: `net` itself for one
+    process and for fsdp, which does so by itself, else `net` in DDP. `accumulates`: a rank has
+    several micro-batches per step."""
+    if runtime.world_size == 1 or is_sharded(model):
+        return net
+    # torch's static_graph fails where the first backward pass is within no_sync().
+    return DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=not accumulates)
 
 
-def training_net(loss, runtime, compile, accumulates=False):
-    """The module whose backward pass trains a model: its loss module (Loss, PreferenceLoss),
-    compiled if asked, with gradients averaged over the ranks. `accumulates`: a rank has several
-    micro-batches per step."""
-    net = loss
-    if compile:
-        # The compiler's own random numbers for dropout triple a step on a CPU.
-        options = {"fallback_random": True} if runtime.device.startswith("cpu") else None
-        net = torch.compile(net, dynamic=False, options=options)
-    if runtime.world_size > 1 and not is_sharded(loss.model):
-        # torch's static_graph fails where the first backward pass is within no_sync().
-        net = DistributedDataParallel(
-            net, gradient_as_bucket_view=True, static_graph=not accumulates
-        )
-    return net
-
-
-def evaluation_net(net, device):
-    """The module of `training_net`, as an evaluation uses it: without its communication,
-    since the ranks score different numbers of batches, and on a CPU not compiled, since compiling
-    it takes as long as thirty evaluations would save."""
-    net = net.module if isinstance(net, DistributedDataParallel) else net
-    return getattr(net, "_orig_mod", net) if device.startswith("cpu") else net
+def without_ddp(net):
+    """The module inside DDP, which exchanges nothing: the ranks score different numbers of
+    batches."""
+    return net.module if isinstance(net, DistributedDataParallel) else net
 
 
 def accumulating(net, model, last):
@@ -147,7 +104,8 @@ def all_reduce_sum(value, runtime):
 def main_first(work, runtime):
     """Call work() on rank 0 while the others wait. Returns its result on rank 0, None elsewhere. If
     it raises UserError, every rank raises one."""
-    result = error = None
+    result = None
+    error = None
     if runtime.main:
         try:
             result = work()
@@ -163,57 +121,6 @@ def main_first(work, runtime):
         mistake.status = status.item()
         raise mistake
     return result
-
-
-# ---------------------------------------------------------------- the batches of a rank
-
-
-class MicroBatch(NamedTuple):
-    number: int  # in the global batch
-    inputs: list  # x and y, (batch_size, block_size) int64; of preferences the reference, too
-    targets: int
-
-
-class Loader:
-    """The micro-batches of this rank, of any step. Those of the next step are read in a thread
-    while the device computes."""
-
-    def __init__(self, batches, config, runtime):
-        self.batches, self.runtime = batches, runtime
-        self.size, self.count = config.batch_size, config.gradient_accumulation_steps
-        self.thread = ThreadPoolExecutor(1, "loader")
-        self.ahead = {}  # {the next step: future of its micro-batches}
-
-    def get(self, step):
-        """([MicroBatch, ...] of this rank, number of targets in the global batch). Raises Failure
-        as Batches.get does."""
-        future = self.ahead.get(step) or self.thread.submit(self.read, step)
-        micro_batches = future.result()
-        self.ahead = {step + 1: self.thread.submit(self.read, step + 1)}
-        if not self.batches.masked:
-            return micro_batches, self.count * micro_batches[0].targets
-        own_targets = sum(micro_batch.targets for micro_batch in micro_batches)
-        return micro_batches, all_reduce_sum(own_targets, self.runtime)
-
-    def read(self, step):
-        if self.runtime.device.startswith("cuda"):
-            torch.cuda.set_device(self.runtime.device)  # each thread has its own
-        micro_batches = []
-        for number in range(self.runtime.rank, self.count, self.runtime.world_size):
-            x, y, *reference = self.batches.get((step * self.count + number) * self.size, self.size)
-            targets = int((y >= 0).sum()) if self.batches.masked else y.size
-            inputs = [to_device(part, self.runtime.device) for part in (x, y, *reference)]
-            micro_batches.append(MicroBatch(number, inputs, targets))
-        return micro_batches
-
-
-def to_device(array, device):
-    """A numpy array as a tensor on the device. A copy to a GPU is queued from pinned memory, so
-    that nothing waits for it."""
-    tensor = torch.from_numpy(array)
-    if device.startswith("cuda"):
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 # ---------------------------------------------------------------- state in whole tensors

@@ -12,7 +12,7 @@ from common.configurator import Given, keys, load
 from common.files import ROOT
 from helpers.runs import ready
 from parts.variant import VariantConfig
-from training import report
+from training import flops, terminal
 from training.settings import TrainConfig, read_config, scope
 
 
@@ -32,10 +32,6 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
         ([LLAMA, "--out_dir=out-small"], [GPT2, "--out_dir=out-small-gpt2"]),
         ([GPT2, "--out_dir=a/my-gpt2-run"], [LLAMA, "--out_dir=a/my-llama-run"]),
         ([LLAMA, "--rope_theta=5000"], []),  # a key that GPT-2 does not have
-        (
-            ["config/gpt2_124m.py", "config/first_steps.py"],
-            ["config/llama_124m.py", "config/first_steps.py"],
-        ),
         ([LLAMA, "--model=gpt2"], []),
         (["config/finetune_shakespeare.py"], []),
         (["--model=llama"], []),
@@ -45,7 +41,7 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
 def test_the_other_model_is_trained_in_the_same_way(argv, twin):
     """With all that the user typed, so that they differ in the model and the folder alone."""
     given = load(argv, [TrainConfig, VariantConfig], "", scope)
-    assert report.twin_arguments(given) == twin
+    assert terminal.twin_arguments(given) == twin
     if twin:
         differ = {key for key in keys(TrainConfig) if value(argv, key) != value(twin, key)}
         assert {"model"} <= differ <= {"model", "out_dir"}
@@ -58,7 +54,7 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
     given = Given(typed={"n_layer": 2}, files=[GPT2], texts={"n_layer": "--n_layer=2"})
     for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
         monkeypatch.chdir(folder)
-        report.print_next_commands("my run/ckpt/000050", config, given)
+        terminal.print_next_commands("my run/ckpt/000050", config, given)
         printed = capsys.readouterr().out.replace("\\\n  ", "").partition("sample more:\n")[2]
         sample, _, twin = printed.partition("compare with LLaMA:\n")
         assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]
@@ -112,8 +108,8 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     }.items(),
 )
 def test_a_known_gpu_has_its_makers_peak(monkeypatch, name, tflops):
-    monkeypatch.setattr(report.torch.cuda, "get_device_name", lambda device: name)
-    peak = report.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
+    monkeypatch.setattr(flops.torch.cuda, "get_device_name", lambda device: name)
+    peak = flops.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
     assert peak == (tflops and tflops * 1e12)
     for device, dtype in (("cpu", "bfloat16"), ("cuda:0", "float32")):
-        assert report.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
+        assert flops.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None

@@ -6,29 +6,30 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import train
 from common.errors import UserError
-from helpers.runs import arguments, equal, losses, stop_after
+from extras import mix
+from extras.mix import BLOCK, MixedBatches, powers, read_weights, shares_of_block
+from helpers.runs import arguments, equal, losses, stop_after, two_ranks
 from helpers.runs import weights as weights_of
 from helpers.texts import message
 from prepare import prepare
-from tokens import mixture
 from tokens.batches import Batches
-from tokens.mixture import BLOCK, Mixture, shares, weights
-from training.settings import TrainConfig
+from training.evaluation import batch_sums
 from weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("short_end")
 
 
-def mixed(parts=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
-    """A Mixture whose source i has the tokens 100,000 i, 100,000 i + 1, ..."""
-    sources = []
-    for i, (part, n) in enumerate(zip(parts, sizes, strict=False)):
-        batches = Batches(100_000 * i + np.arange(n), block_size, seed + i)
-        sources.append(SimpleNamespace(name="abc"[i], weight=part, batches=batches))
-    return Mixture(sources, seed)
+def mixed(weights=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
+    """MixedBatches whose source i has the tokens 100,000 i, 100,000 i + 1, ..."""
+    orders = [
+        Batches(100_000 * i + np.arange(n), block_size, seed + i)
+        for i, (_, n) in enumerate(zip(weights, sizes, strict=False))
+    ]
+    return MixedBatches(orders, shares_of_block(weights), seed)
 
 
 @pytest.mark.parametrize(
@@ -37,15 +38,15 @@ def mixed(parts=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
 )
 def test_shares_by_the_rule(alpha, expected):
     expected = np.array(expected) / sum(expected)
-    assert weights(None, alpha, [10**6, 2 * 10**6, 7 * 10**6]) == pytest.approx(expected, abs=1e-5)
-    given = weights("1,2,7", 1.0, [5, 5, 5])
-    assert given == pytest.approx([0.1, 0.2, 0.7])  # whatever the sizes
+    found = powers([10**6, 2 * 10**6, 7 * 10**6], alpha)
+    assert found / found.sum() == pytest.approx(expected, abs=1e-5)
+    assert read_weights("1,2,7", ["a", "b", "c"]).tolist() == [1, 2, 7]
 
 
 def test_shares_of_a_block_by_largest_remainder():
-    assert shares([0.57, 0.29, 0.14]).tolist() == [5700, 2900, 1400]
-    assert shares([1 / 3] * 3).tolist() == [3334, 3333, 3333]
-    assert shares([0.10004, 0.89996]).tolist() == [1000, 9000]
+    assert shares_of_block([0.57, 0.29, 0.14]).tolist() == [5700, 2900, 1400]
+    assert shares_of_block([1 / 3] * 3).tolist() == [3334, 3333, 3333]
+    assert shares_of_block([0.10004, 0.89996]).tolist() == [1000, 9000]
 
 
 def test_each_block_has_exactly_its_shares_in_an_order_of_its_own():
@@ -68,7 +69,7 @@ def test_order_is_a_pure_function():
         for a, b in zip(wandering.get(first, count), (x, y), strict=True):
             assert (a == b[first : first + count]).all()
         drawn = np.bincount(x[first : first + count, 0] // 100_000, minlength=3)
-        assert list(wandering.drawn(first, count).values()) == drawn.tolist()
+        assert wandering.drawn(first, count) == drawn.tolist()
 
 
 def test_the_samples_of_a_source_are_its_own_order_without_replacement():
@@ -105,16 +106,16 @@ def sets(tmp_path_factory):
     "more", [["--data_weights=0.5,0.3,0.2"], ["--data_alpha=0.3", "--optimizer=muon"]], ids=" ".join
 )
 def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypatch):
-    monkeypatch.setattr(mixture, "BLOCK", 30)  # 9 steps of 8 samples go over the ends of blocks
+    monkeypatch.setattr(mix, "BLOCK", 30)  # 9 steps of 8 samples go over the ends of blocks
     run = ["--dataset=a,b,c", "--max_iters=9", "--eval_interval=4", "--dropout=0.2"]
     run += ["--gradient_accumulation_steps=2", *more]
-    train.main(arguments(sets, tmp_path / "straight", *run))
+    mix.main(arguments(sets, tmp_path / "straight", *run))
     stopped = arguments(sets, tmp_path / "stopped", *run)
     for step in (2, 5):
         stop_after(step)
-        assert train.main(stopped).status == 143
+        assert mix.main(stopped).status == 143
         stopped = ["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"]
-    assert not train.main(stopped).status
+    assert not mix.main(stopped).status
     for key in ("loss", "val_loss", "val_losses", "samples"):
         assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
     assert equal(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "straight"))
@@ -125,7 +126,7 @@ def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypa
 
 def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path):
     run = ["--max_iters=3", "--eval_interval=3", "--eval_tokens=100"]
-    train.main(arguments(sets, tmp_path / "mix", *run, "--dataset=a,b", "--data_weights=3,1"))
+    mix.main(arguments(sets, tmp_path / "mix", *run, "--dataset=a,b", "--data_weights=3,1"))
     rows = [json.loads(line) for line in (tmp_path / "mix" / "log.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "val_loss" in row]
     for row in rows:
@@ -143,13 +144,13 @@ def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path):
 
 def test_a_changed_mixture_is_named_when_resuming(sets, tmp_path, capsys):
     run = ("--dataset=a,b", "--data_weights=3,1", "--max_iters=2")
-    train.main(arguments(sets, tmp_path / "run", *run))
+    mix.main(arguments(sets, tmp_path / "run", *run))
     resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=3"]
     for other in ("a", "b,a", "a,b,c"):
         with pytest.raises(UserError, match="has changed since"):
-            train.main([*resume, f"--dataset={other}", "--data_weights=None"])
+            mix.main([*resume, f"--dataset={other}", "--data_weights=None"])
     capsys.readouterr()
-    train.main([*resume, "--data_weights=1,1"])
+    mix.main([*resume, "--data_weights=1,1"])
     words = "warning: max_iters 2 -> 3, data_weights 3,1 -> 1,1: the run will differ"
     assert words in capsys.readouterr().out
     assert sum(state_of(tmp_path / "run")["samples"].values()) == 12  # those before count, too
@@ -157,9 +158,9 @@ def test_a_changed_mixture_is_named_when_resuming(sets, tmp_path, capsys):
 
 def test_the_best_loss_is_of_the_data_that_are_trained_on(sets, tmp_path):
     run = arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=2", "--eval_interval=2")
-    train.main(run)
+    mix.main(run)
     more = ("--dataset=c", "--init_from=resume", "--allow_data_change", "--max_iters=3")
-    train.main([*run, *more, "--learning_rate=1e-9", "--min_lr=1e-9"])
+    mix.main([*run, *more, "--learning_rate=1e-9", "--min_lr=1e-9"])
     state = state_of(tmp_path / "run")
     best = (state["best_step"], state["best_val_loss"])
     assert best in losses(tmp_path / "run", "val_loss")[2:]
@@ -169,23 +170,94 @@ def test_the_best_loss_is_of_the_data_that_are_trained_on(sets, tmp_path):
     "more, words",
     [
         (["--dataset=a,chars"], "different tokenizers .*dataset=a,chars.*same one"),
-        (["--dataset=a,b", "--data_weights=1,0"], "is not a number above 0 for each"),
+        (["--dataset=a,b", "--data_weights=1,0"], "not a number above 0 for each"),
         (["--dataset=a,b", "--data_weights=1,2", "--data_alpha=0.5"], "both set the shares"),
         (["--dataset=a,b", "--data_alpha=-1"], "data_alpha=-1.0 is out of range"),
         (["--dataset=a,a"], "names no dataset, or one twice"),
         (["--dataset=a,nowhere"], "prepare.py nowhere"),
-        (["--dataset=a,b", "--data_weights=1,0.00001"], "less than one in 10,000"),
+        (["--dataset=a,b", "--data_weights=1,0.00001"], "at least one in 10,000"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(sets, tmp_path, more, words):
-    said = message(train.main, arguments(sets, tmp_path / "run", "--max_iters=1", *more))
+    said = message(mix.main, arguments(sets, tmp_path / "run", "--max_iters=1", *more))
     assert re.search(words, said) and not (tmp_path / "run").exists()
 
 
-def test_a_known_set_that_is_missing_is_prepared(sets, monkeypatch):
+def test_a_known_set_that_is_missing_is_prepared(sets, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("prepare.prepare", lambda name, data_dir: asked.append((name, data_dir)))
-    config = TrainConfig(dataset="a,shakespeare_char, shakespeare", data_dir=str(sets))
-    with pytest.raises(UserError, match="prepare.py shakespeare_char"):  # nothing was prepared
-        train.find_data(config, train.set_up("cpu", "float32"))
+    names = "--dataset=a,shakespeare_char, shakespeare"
+    said = message(mix.main, arguments(sets, tmp_path / "run", names))
+    assert "prepare.py shakespeare_char" in said  # nothing was prepared
     assert asked == [("shakespeare_char", str(sets)), ("shakespeare", str(sets))]
+
+
+def test_train_names_this_command(sets, tmp_path):
+    """For several datasets, for the keys that it had, and for a run that began with several."""
+    run = arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=1")
+    assert f"run python -m extras.mix {' '.join(run)}" in message(train.main, run)
+    assert "run python -m extras.mix --data_alpha=0.3" in message(train.main, ["--data_alpha=0.3"])
+    mix.main(run)
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
+    assert f"run python -m extras.mix {' '.join(resume)}" in message(train.main, resume)
+
+
+NAMES = ("accuracy", "exact")
+
+
+def test_columns_are_means_by_weight():
+    """A measure is a mean over the datasets that have it."""
+    text = batch_sums(list(map(torch.tensor, [1.0, 1.0])), [(5, 5)] * 2)
+    a = batch_sums([torch.tensor([3.0, 2, 1]), torch.tensor([5.0, 2, 1])] * 2, [(4, 2)] * 4)
+    b = batch_sums([torch.tensor([2.0, 9, 3])] * 3, [(10, 4)] * 3)
+    sources = [
+        SimpleNamespace(name=name, bits_per_byte=2.0, splits={"val": SimpleNamespace(measures=of)})
+        for name, of in (("text", ()), ("a", NAMES), ("b", NAMES))
+    ]
+    found = [{"train": sums, "val": sums} for sums in (text, a, b)]
+    row = mix.mixed_row(sources, [0.5, 0.3, 0.2], found)
+    loss = 0.5 * 1 + 0.3 * 4 + 0.2 * 2
+    assert row["val_loss"] == row["val_loss_tune"] == row["val_loss_report"] == pytest.approx(loss)
+    assert row["bits_per_byte"] == pytest.approx(2 * loss) and row["val_blocks"] == [loss]
+    assert row["val_losses"] == {"text": 1, "a": 4, "b": 2}
+    assert row["val_accuracy"] == pytest.approx((0.3 * 0.5 + 0.2 * 0.9) / 0.5)
+    assert row["report_exact"] == pytest.approx((0.3 * 0.5 + 0.2 * 0.75) / 0.5)
+
+
+@pytest.fixture(scope="module")
+def with_pairs(sets):
+    """The sets, and pairs in bytes with short and long answers."""
+    rows = [{"prompt": f"{n} is ", "answer": "ab" * (1 + n % 6)} for n in range(60)]
+    (sets / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepare("p", input=str(sets / "p.jsonl"), tokenizer="byte", data_dir=str(sets))
+    return sets
+
+
+def test_micro_batches_of_pairs_and_text_are_one_batch(with_pairs, tmp_path):
+    """Although the number of targets differs between them."""
+    seen = {}
+    for size in (12, 3, 1):
+        keys = (f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
+        argv = arguments(with_pairs, tmp_path / "run", *keys, "--dataset=p,a", "--max_iters=50")
+        run = mix.make_run(mix.read(argv), train.set_up("cpu", "float32"))
+        mean = run.model(*map(torch.from_numpy, run.batches.get(0, 12)))[1].item()
+        seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
+        assert seen[size][0] == pytest.approx(mean, abs=1e-5)
+    for size in (3, 1):
+        assert seen[size] == pytest.approx(seen[12], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_process(with_pairs, tmp_path):
+    keys = ("--dataset=p,a", "--data_weights=2,1", "--max_iters=4", "--eval_interval=2")
+    keys += ("--gradient_accumulation_steps=4", "--batch_size=2")
+    run = arguments(with_pairs, tmp_path / "one", *keys)
+    mix.main(run)
+    process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}", program=("-m", "extras.mix"))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    for key in ("loss", "val_loss", "grad_norm", "bits_per_byte"):
+        a, b = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
+        assert len(a) >= 3 and [step for step, _ in a] == [step for step, _ in b]
+        assert [value for _, value in b] == pytest.approx([value for _, value in a], abs=2e-5)
+    assert losses(tmp_path / "one", "samples") == losses(tmp_path / "two", "samples")

@@ -9,8 +9,7 @@ import torch
 import train
 from common.runtime import Runtime
 from helpers.runs import arguments, losses, ready
-from training.parallel import Loader
-from training.settings import TrainConfig
+from tokens.batches import Loader
 
 READS = ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__")
 
@@ -73,7 +72,7 @@ def test_a_norm_that_is_not_finite_is_named_and_never_saved(
         if step == 2:
             run.model.wte.weight.register_hook(lambda gradient: gradient * factor)
         train.train_step(run)
-    monkeypatch.setattr(train.checkpoint, "save", lambda *args: pytest.fail("this was saved"))
+    monkeypatch.setattr(train.checkpoint, "save", lambda **args: pytest.fail("this was saved"))
     for read in (train.read_steps, train.save):
         with pytest.raises(FloatingPointError, match=f"norm {factor} at step 3, learning rate"):
             read(run)
@@ -104,11 +103,10 @@ class Counted:
 
 def test_the_loader_reads_ahead_and_returns_what_was_asked():
     batches = Counted()
-    config = TrainConfig(batch_size=2, gradient_accumulation_steps=2)
-    loader = Loader(batches, config, Runtime("cpu", "float32", 0, 1, []))
+    loader = Loader(batches, 2, 2, Runtime("cpu", "float32", 0, 1, []))
     for step in (0, 1, 2, 7, 3):  # step 7 was not foreseen, nor is the return to 3
-        micro_batches, targets = loader.get(step)
+        micro_batches = loader.get(step)
         samples = [inputs[0][:, 0].tolist() for _, inputs, _ in micro_batches]
         assert samples == [[4 * step, 4 * step + 1], [4 * step + 2, 4 * step + 3]]
-        assert [micro_batch.targets for micro_batch in micro_batches] == [3, 3] and targets == 6
+        assert [micro_batch.targets for micro_batch in micro_batches] == [3, 3]
     assert len(batches.threads) == 1 and threading.current_thread().name not in batches.threads

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import train
-from helpers.runs import arguments, equal, losses, made, stop_after, two_ranks, weights
+from common.errors import UserError
+from extras import preferences
+from helpers.runs import arguments, equal, losses, stop_after, two_ranks, weights
 from helpers.texts import message
+from parts.architectures import configure, make
 from prepare import prepare
-from tokens.mixture import open_split
+from tokens.data import open_pairs
 from tokens.token_files import load_meta
-from training import preferences
 from weights.checkpoint import open_run
 
 pytestmark = pytest.mark.usefixtures("short_end")
@@ -32,7 +34,7 @@ ROWS = [
     for n in range(32)
 ]
 DPO = [
-    *("--dataset=tastes", "--objective=dpo", f"--dpo_beta={BETA}", "--eval_interval=2"),
+    *("--dataset=tastes", f"--dpo_beta={BETA}", "--eval_interval=2"),
     *("--max_iters=4", "--learning_rate=1e-2", "--batch_size=8"),
 ]
 
@@ -53,6 +55,11 @@ def dpo(tastes_dir, out_dir, *more):
     sizes = ("--n_", "--block_size", "--batch_size")
     argv = [arg for arg in arguments(tastes_dir, out_dir) if not arg.startswith(sizes)]
     return [*argv, *DPO, f"--init_from={tastes_dir / 'base'}", *more]
+
+
+def made(argv):
+    """The Run of a command line, as preferences.main makes it."""
+    return preferences.make_run(preferences.read(argv), train.set_up("cpu"))
 
 
 def naive(model, coder, row, answer):
@@ -88,7 +95,7 @@ def test_the_loss_is_the_papers(tastes_dir, tmp_path):
     splits = load_meta(tastes_dir / "tastes")["splits"]
     assert [entry["preferences"] for entry in splits.values()] == [27, 4, 1]
     expected, margins = formula(run.model, reference, coder, ROWS[27:31])
-    row = train.score(run)
+    row = run.score(run)
     assert row["val_loss"] == pytest.approx(np.mean(expected), abs=1e-5)
     assert row["val_reward_margin"] == pytest.approx(np.mean(margins), abs=1e-4)
     assert row["val_reward_accuracy"] == np.mean(np.array(margins) > 0)
@@ -103,7 +110,7 @@ def test_the_loss_is_the_papers(tastes_dir, tmp_path):
 
 
 def test_a_run_starts_at_ln_2_and_learns_what_is_preferred(tastes_dir, tmp_path, capsys):
-    train.main(dpo(tastes_dir, tmp_path / "run", "--max_iters=12", "--eval_interval=12"))
+    preferences.main(dpo(tastes_dir, tmp_path / "run", "--max_iters=12", "--eval_interval=12"))
     assert dict(losses(tmp_path / "run", "val_loss"))[0] == pytest.approx(math.log(2), abs=1e-6)
     assert losses(tmp_path / "run", "val_reward_accuracy") == [(0, 0.0), (12, 1.0)]
     assert dict(losses(tmp_path / "run", "val_reward_margin"))[12] > 0.1
@@ -111,7 +118,7 @@ def test_a_run_starts_at_ln_2_and_learns_what_is_preferred(tastes_dir, tmp_path,
     words = r"step 12: .*, 100.0% of the chosen answers preferred, by \d\.\d+$"
     assert re.search(words, printed, re.M)
     assert re.search(r"^best validation loss 0\.\d+$", printed, re.M)
-    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--eval_only"])
+    preferences.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--eval_only"])
     assert "100.0% of the chosen answers preferred" in capsys.readouterr().out
 
 
@@ -119,11 +126,11 @@ def test_interrupted_and_resumed_is_uninterrupted(tastes_dir, tmp_path):
     """Although the reference's run folder is gone."""
     shutil.copytree(tastes_dir / "base", tmp_path / "reference")
     more = f"--init_from={tmp_path / 'reference'}"
-    train.main(dpo(tastes_dir, tmp_path / "straight", more))
+    preferences.main(dpo(tastes_dir, tmp_path / "straight", more))
     stop_after(3)
-    assert train.main(dpo(tastes_dir, tmp_path / "stopped", more)).status == 143
+    assert preferences.main(dpo(tastes_dir, tmp_path / "stopped", more)).status == 143
     shutil.rmtree(tmp_path / "reference")
-    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    preferences.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
     assert equal(weights(tmp_path / "straight"), weights(tmp_path / "stopped"))
     assert "reference/train" in weights(tmp_path / "straight")
     for key in ("loss", "val_loss", "val_reward_accuracy", "val_reward_margin"):
@@ -143,8 +150,10 @@ def test_micro_batches_are_one_batch(tastes_dir, tmp_path):
 @pytest.mark.slow
 def test_two_ranks_are_one_process(tastes_dir, tmp_path):
     more = ["--gradient_accumulation_steps=2", "--batch_size=4"]
-    train.main(dpo(tastes_dir, tmp_path / "one", *more))
-    process = two_ranks(*dpo(tastes_dir, tmp_path / "two", *more))
+    preferences.main(dpo(tastes_dir, tmp_path / "one", *more))
+    process = two_ranks(
+        *dpo(tastes_dir, tmp_path / "two", *more), program=("-m", "extras.preferences")
+    )
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     for key in ("loss", "val_loss", "val_reward_margin", "val_reward_accuracy"):
@@ -162,7 +171,9 @@ def test_each_preference_once_in_an_epoch_and_its_answers_together(tastes_dir, t
     pieces = [batches.get(first, 6) for first in range(0, 2 * count, 6)]
     for whole, parts in zip((x, y, reference), zip(*pieces, strict=True), strict=True):
         assert (np.concatenate(parts)[: 2 * count] == whole).all()
-    rows = open_split(tastes_dir / "tastes", "train", 32).rows(np.arange(count))[0]
+    rows = open_pairs(tastes_dir / "tastes", "train", 32, preferences.Preferences).rows(
+        np.arange(count)
+    )[0]
     number = {rows[i].tobytes() + rows[i + 1].tobytes(): i for i in range(0, count, 2)}
     for half in (x[:count], x[count:]):
         seen = [number[half[i].tobytes() + half[i + 1].tobytes()] for i in range(0, count, 2)]
@@ -171,9 +182,9 @@ def test_each_preference_once_in_an_epoch_and_its_answers_together(tastes_dir, t
 
 
 def test_a_run_goes_on_from_another_one(tastes_dir, tmp_path):
-    """--init_from=RUN with the ordinary objective: the same model, and new optimizer state."""
-    argv = [f"--init_from={tastes_dir / 'base'}", "--dataset=words", "--objective=next_token"]
-    train.main(dpo(tastes_dir, tmp_path / "more", *argv))
+    """--init_from=RUN of train.py: the same model, and new optimizer state."""
+    argv = [word for word in dpo(tastes_dir, tmp_path / "more") if "dpo_beta" not in word]
+    train.main([*argv, "--dataset=words"])
     before, after = (losses(out, "val_loss") for out in (tastes_dir / "base", tmp_path / "more"))
     assert after[0] == (0, pytest.approx(before[-1][1], abs=1e-5))
     assert json.loads((tmp_path / "more" / "config.json").read_text())["model"] == "llama"
@@ -182,24 +193,34 @@ def test_a_run_goes_on_from_another_one(tastes_dir, tmp_path):
 @pytest.mark.parametrize(
     "more, words",
     [
-        (["--init_from=scratch"], "dpo starts from a trained model"),
-        (["--batch_size=7"], "batch_size=7 is odd"),
-        (["--dataset=words"], "words holds no preferences .objective=dpo."),
-        (["--objective=next_token"], "tastes holds preferences .dataset=tastes.: add --objective"),
-        (["--dataset=words,tastes"], "dpo takes one dataset"),
-        (["--doctor"], "doctor does not work with objective=dpo"),
-        (["--eval_only", "--split=test"], "dpo scores its validation split alone"),
+        (["--init_from=scratch"], "starts from a trained model .init_from=scratch."),
+        (["--batch_size=7"], "batch_size=7"),
+        (["--dataset=words"], "words holds no preferences .dataset=words."),
+        (["--dataset=words,tastes"], "dataset=words,tastes"),
+        (["--eval_only", "--split=test"], "split=test"),
         (["--n_layer=3"], "the weights do not fit the model"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(tastes_dir, tmp_path, more, words):
-    assert re.search(words, message(train.main, dpo(tastes_dir, tmp_path / "run", *more)))
-    assert not (tmp_path / "run").exists()
+    said = message(preferences.main, dpo(tastes_dir, tmp_path / "run", *more))
+    assert re.search(words, said) and not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_with_recomputed_blocks(tastes_dir, tmp_path, capsys):
-    argv = dpo(tastes_dir, tmp_path / "run", "--dry_run", "--activation_checkpointing")
-    assert train.main(argv).status == 0 and "activations" in capsys.readouterr().out
+def test_train_names_this_command(tastes_dir, tmp_path):
+    """For the keys that it had, and for a dataset of preferences."""
+    argv = dpo(tastes_dir, tmp_path / "run")
+    said = message(train.main, [*argv, "--objective=dpo"])
+    assert f"run python -m extras.preferences {' '.join(argv)}" in said
+    words = [word for word in argv if "dpo_beta" not in word]
+    assert "python -m extras.preferences" in message(train.main, words)
+
+
+@pytest.mark.parametrize("word", ["moe", "moe_clamped"])
+def test_preferences_refuse_experts_whose_loads_nobody_balances(word):
+    sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11)
+    model = make(configure({"model": "llama", "mlp": word} | sizes))
+    with pytest.raises(UserError, match="dpo does not balance the loads of experts"):
+        preferences.check_model(model)
 
 
 def test_the_example_can_be_prepared(tmp_path):

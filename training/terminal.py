@@ -1,0 +1,389 @@
+"""What a run prints: before its first step, while it trains, after its last step, on failure."""
+
+import json
+import math
+import os
+import re
+import statistics
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from common import files
+from common.configurator import keys, load
+from common.errors import Failure, UserError, folded
+from parts.architectures import CORNERS, configure
+from parts.variant import VariantConfig
+from tokens.data import bits_per_byte
+from tokens.pairs import Pairs
+from training.evaluation import mean_loss, measures, yardsticks
+from training.flops import peak_speed, used_parameters
+from training.run_folder import DIVERGED, LogFile, draw, duration
+from training.settings import NanoGPT, TrainConfig, scope
+from weights import checkpoint
+
+# These begin as nanoGPT's do, so that scripts that parse its logs can parse ours.
+REPORT = (
+    "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, "
+    "lr {lr:.2e}, norm {grad_norm:.2f}{more}"
+)
+EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
+MEASURES = {  # key of an evaluation's row: how it is printed
+    "bits_per_byte": "{:.4f} bits per byte",
+    "whole_val_loss": "{:.4f} on the whole split",
+    "val_exact": "{:.1%} of the answers right",
+    "val_accuracy": "{:.1%} of their tokens",
+    "val_reward_accuracy": "{:.1%} of the chosen answers preferred",
+    "val_reward_margin": "by {:.3f}",
+}
+# The progress bar: while steps are taken, and while something else is done. Both fit 80 columns.
+STEPPING = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+WAITING = "{desc} (step {n_fmt} of {total_fmt})"
+OTHER = {"gpt2": "llama", "llama": "gpt2"}
+NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
+
+
+# ---------------------------------------------------------------- before the first step
+
+
+def describe(run):
+    """Print the machine, the data, the parts of the model and the optimizers of a run."""
+    print("\n".join(run.runtime.reasons))
+    if run.saved is not None:
+        print(f"resumed after step {run.step} of {run.config.max_iters}")
+    for line in run.data.description():
+        print(folded(line, 4))
+
+    count = sum(p.numel() for p in run.model.parameters())
+    used = used_parameters(run.model)
+    active = f", of which a token uses {used:,}" if used < count else ""
+    print(f"model {run.config.arch or run.config.model}: {count:,} parameters{active}")
+    for part, number in parameters_by_part(run.model).items():
+        print(f"  {part:<22}{number:>12,}")
+    for optimizer in run.optimizers:
+        for group in optimizer.param_groups:
+            number = sum(p.numel() for p in group["params"])
+            print(
+                f"{type(optimizer).__name__}: {number:,} parameters in {len(group['params'])} "
+                f"tensors, weight decay {group['weight_decay']}"
+            )
+
+    steps = f"{run.config.max_iters} steps of {run.step_tokens:,} tokens"
+    epochs = run.data.epochs(run.config.max_iters * run.step_samples)
+    print(folded(f"{steps}: {epochs}", 2))
+
+
+def print_once(runtime, text):
+    """Print a text on rank 0 alone."""
+    if runtime.main:
+        print(text)
+
+
+def command(program, *arguments, launcher="python"):
+    """A command of train.py, or of a module such as extras.mix, that can be pasted into a shell."""
+    if program.endswith(".py"):
+        return files.command(program, *arguments, program=launcher)
+    return files.command(program, *arguments, program=f"{launcher} -m")
+
+
+def parameters_by_part(model):
+    """{part: number of parameters}. A part of the blocks is summed over all blocks."""
+    counts = {}
+    for name, p in model.named_parameters():
+        words = name.split(".")
+        part = words[0]
+        if part == "blocks":
+            part = f"{words[2]} (in {model.config.n_layer} blocks)"
+        counts[part] = counts.get(part, 0) + p.numel()
+    return counts
+
+
+# ---------------------------------------------------------------- while it trains
+
+
+def evaluation_lines(row):
+    """The printed form of an evaluation's row: one line, and one more for each of several
+    datasets."""
+    lines = [EVALUATION.format(**row) + measures_text(row)]
+    for name, loss in row.get("val_losses", {}).items():
+        bits = row["val_bits_per_byte"][name]
+        lines.append(f"  {name}: val loss {loss:.4f}, {bits:.4f} bits per byte")
+    return "\n".join(lines)
+
+
+def measures_text(row):
+    """What an evaluation's row holds beside the losses, as the end of a line."""
+    present = {key: row[key] for key in MEASURES if row.get(key) is not None}
+    return "".join(f", {MEASURES[key].format(value)}" for key, value in present.items())
+
+
+def split_line(run, split, sums):
+    """The losses of the split that --split names, from its batch sums, as a line."""
+    config = run.config
+    loss = mean_loss(sums)
+    row = {"bits_per_byte": loss * bits_per_byte(split, run.data.tokenizer, config.eval_tokens)}
+    row |= measures(sums, split.measures)
+    text = f"{config.split} loss {loss:.4f}{measures_text(row)}"
+    return f"step {run.step}: {run.data.name}: {text}"
+
+
+class Clock:
+    """Times the steps of a run. On a GPU only a reading of their results tells when they are done,
+    so a time is the mean over the steps since the last reading."""
+
+    def __init__(self, run):
+        self.run = run
+        self.began = None
+        self.speeds = []  # tokens/s of each step
+
+    @property
+    def is_new(self):
+        """Whether no step has been timed yet. The first one compiles the model."""
+        return not self.speeds
+
+    def start(self):
+        """Note that a step begins."""
+        if not self.run.unread:
+            self.began = time.perf_counter()
+
+    def read(self, count):
+        """The seconds of each of the `count` steps that were read. Adds them to the run's."""
+        seconds = time.perf_counter() - self.began
+        self.run.state["seconds"] += seconds
+        self.speeds += [count * self.run.step_tokens / seconds] * count
+        return seconds / count
+
+    def median_speed(self):
+        """The median speed in tokens/s, 0 before the first step."""
+        return statistics.median(self.speeds or [0])
+
+
+class RunLog:
+    """What a run reports while it trains: rows in the run folder, and a bar or lines on stdout."""
+
+    def __init__(self, run):
+        self.run = run
+        self.file = LogFile(run)
+        self.peak_speed = peak_speed(run)  # tokens/s at an MFU of 1, None if it is not known
+        self.broken = False  # whether nothing reads our output any more, as in `| head`
+        self.bar = tqdm(
+            total=run.config.max_iters,
+            initial=run.step,
+            unit="step",
+            dynamic_ncols=True,
+            bar_format=STEPPING,
+            file=sys.stdout,
+            disable=not sys.stdout.isatty(),
+        )
+        self.phases = set()  # the phases that were printed
+        self.estimate_at = None  # when an estimate is printed, unless a bar shows it
+
+    @property
+    def rows(self):
+        return self.file.rows
+
+    def advance(self):
+        """Note that a step was taken."""
+        self.bar.update()
+        self.estimate_at = self.estimate_at or time.perf_counter() + 5  # after the slow first step
+
+    def estimate_due(self):
+        """Whether to print how long the run takes: once, some seconds after its first step."""
+        return self.bar.disable and time.perf_counter() > (self.estimate_at or math.inf)
+
+    def estimate(self, step, seconds):
+        """Print the time left if that is due; a step takes `seconds`."""
+        if self.estimate_due():
+            self.estimate_at = math.inf
+            left = self.bar.total - step
+            self.show(f"about {duration(left * seconds)} for the {left:,} steps left")
+
+    def report(self, row):
+        """Log the row of a step; show it on the bar or, without a terminal, as a line."""
+        utilisation = ""
+        if self.peak_speed:
+            row = row | {"mfu": row["tokens_per_second"] / self.peak_speed}
+            utilisation = f", MFU {row['mfu']:.1%}"
+        self.file.keep(row)
+        speed = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
+        self.bar.set_postfix_str(speed + utilisation, refresh=False)
+        if self.bar.disable:
+            seconds = (self.bar.total - row["step"]) * row["milliseconds"] / 1000
+            left = f", {duration(seconds)} left" if seconds else ""
+            self.show(REPORT.format(**row, more=utilisation + left))
+
+    def evaluation(self, row):
+        """Log the row of an evaluation, print it, and redraw the curves."""
+        self.file.keep(row)
+        self.bar.clear()
+        self.show(evaluation_lines(row))
+        self.bar.refresh()
+        draw(self.rows, self.file.picture, yardsticks(self.run))
+
+    def phase(self, what):
+        """Print what the run is doing while it takes no steps; "" when it goes on. Without a
+        terminal each phase is printed once."""
+        self.bar.bar_format = WAITING if what else STEPPING
+        self.bar.set_description_str(what)
+        if self.bar.disable and what not in self.phases | {""}:
+            self.phases.add(what)
+            self.show(what)
+
+    def show(self, line):
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            self.broken = True
+
+    def close(self):
+        self.bar.close()
+        self.file.close()
+
+
+class NoLog:
+    """The log of the ranks other than 0: it keeps nothing."""
+
+    broken, rows = False, ()
+    advance = estimate_due = estimate = report = evaluation = phase = close = (
+        lambda self, *arguments: None
+    )
+
+
+# ---------------------------------------------------------------- after the last step
+
+
+def print_results(run, speed):
+    """The best loss, the time, and the median speed in tokens/s."""
+    best = run.state["best_val_loss"]
+    bits = run.state.get("best_bits_per_byte")
+    units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
+    part = ""
+    if run.config.eval_tokens:
+        part = f" on {run.config.eval_tokens:,} tokens"
+    print(f"\nbest validation loss {best:.4f}{units}{part}")
+    for name, loss in list(yardsticks(run).items())[:1]:
+        units = ""
+        if run.data.meta["tokenizer"] != "char":
+            units = f" nats per token, {loss * run.data.bits_per_byte:.4f} bits per byte"
+        print(f"{name} of the same text: {loss:.4f}{units}")
+    seconds = run.state["seconds"]
+    print(f"at step {run.state['best_step']}; {seconds:.0f} s of training, {speed:,.0f} tokens/s\n")
+
+
+def print_how_to_continue(run):
+    """The command that continues a run that was stopped."""
+    print(f"stopped after step {run.step}, saved; continue with:")
+    launcher = "python"
+    if run.runtime.world_size > 1:
+        launcher = f"torchrun --standalone --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
+    words = ("--init_from=resume", f"--out_dir={run.config.out_dir}")
+    print(command(run.program, *words, launcher=launcher))
+
+
+def closing_prompt(split, tokenizer):
+    """(prompt, where to stop) of the sample at the end: the first prompt of the validation split if
+    the data are prompts and answers, else that of a new text: none if a special token starts it."""
+    special = {tokenizer.bos, *tokenizer.stops} - {None}
+    newline = "" if special else tokenizer.decode([tokenizer.end])
+    if not isinstance(split, Pairs):
+        return newline, ""
+    answer = split.answers[0]
+    prompt = [i for i in split.tokens[split.starts[0] : answer].tolist() if i not in special]
+    known = tokenizer.decode(split.tokens[answer : split.ends[0] - 1].tolist())
+    print(f"a prompt that it has not seen, whose answer in the data is {known!r}:")
+    return tokenizer.decode(prompt), newline
+
+
+def print_next_commands(folder, config, given):
+    """The checkpoint's folder, and commands that sample from it and train the other model."""
+    out_dir = Path(config.out_dir)
+    print(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}")
+    print(f"sample more:\n{files.command('sample.py', f'--out_dir={out_dir}')}")
+    twin = twin_arguments(given)
+    if twin:
+        print(f"compare with {NAMES[OTHER[config.model]]}:\n{files.command('train.py', *twin)}")
+
+
+def twin_arguments(given):
+    """The arguments that train the other model in the same way: its config file, and what the user
+    typed. [] if there is no such config, if the user chose the model or the weights to start from,
+    or if the other model does not take these keys or sizes. given: configurator.Given."""
+    word = "llama" if any("llama" in name for name in given.files) else "gpt2"
+    other = OTHER[word]
+    config_files = [name.replace(word, other) for name in given.files]
+    start = {"model", "arch", "init_from", "overwrite", "allow_data_change"}
+    if config_files == given.files or not start.isdisjoint(given.typed):
+        return []
+
+    texts = dict(given.texts)
+    if "out_dir" in texts:
+        parent, slash, name = texts["out_dir"].rpartition("/")
+        renamed = f"{name}-{other}"
+        if word in name:
+            renamed = name.replace(word, other)
+        texts["out_dir"] = f"{parent}{slash}{renamed}"
+    arguments = [*config_files, *texts.values()]
+    try:
+        configure(load(arguments, [TrainConfig, VariantConfig, NanoGPT], "", scope).values)
+    except UserError:  # no such config, or sizes that it cannot have, such as heads of odd width
+        return []
+    known = keys(TrainConfig, NanoGPT, CORNERS[other][0])
+    return arguments if given.typed.keys() <= known.keys() else []
+
+
+# ---------------------------------------------------------------- a run that fails
+
+
+@contextmanager
+def explained(run, save=None):
+    """Turn an expected kind of error into a Failure of one line. With save(run), a single process
+    saves its steps if only a file failed, such as a log on a full disk, and a loss that is not
+    finite leaves a note in the run folder, which a sweep counts as a result."""
+    try:
+        yield
+    except Failure:
+        if save and run.runtime.world_size == 1 and run.step > (run.saved or 0):
+            with suppress(Failure, FloatingPointError):  # the save may fail, or a step before it
+                save(run)
+                print(f"saved step {run.step}: --init_from=resume continues from it")
+        raise
+    except (FloatingPointError, RuntimeError) as error:
+        if isinstance(error, FloatingPointError) and save and run.runtime.main:
+            note = {"step": run.step, "reason": str(error)}
+            with suppress(Failure):  # a full disk
+                files.write(Path(run.config.out_dir) / DIVERGED, json.dumps(note))
+        failure = explain(error, run)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+def explain(error, run):
+    """The Failure that describes what ended a run; None if `error` is of an unexpected kind."""
+    config = run.config
+    text = str(error)
+    saved = checkpoint.steps(config.out_dir)
+    good = "no checkpoint yet"
+    if saved:
+        good = f"last good checkpoint: {Path(config.out_dir) / 'ckpt' / f'{saved[-1]:06d}'}"
+    if isinstance(error, FloatingPointError):
+        return Failure(text, good, "nothing of this step was kept; try a lower learning_rate")
+
+    if isinstance(error, torch.OutOfMemoryError) or "alloc_cpu" in text:
+        smaller = [n for n in range(1, config.batch_size) if config.batch_size % n == 0]
+        fix = "choose a smaller block_size or model, or --activation_checkpointing"
+        if smaller:
+            steps = config.gradient_accumulation_steps * config.batch_size // smaller[-1]
+            fix = f"--batch_size={smaller[-1]} --gradient_accumulation_steps={steps}"
+            fix += " takes the same steps in less memory"
+        sizes = f"batch_size={config.batch_size}, block_size={run.model.config.block_size}"
+        return Failure("out of memory", sizes, fix)
+
+    if run.runtime.world_size > 1 and re.search("onnection|peer|NCCL", text):
+        lost = f"rank {run.runtime.rank} lost another rank"
+        return Failure(lost, good, "continue with --init_from=resume")
+    return None
