@@ -12,7 +12,6 @@ sweep's own keys are:
 """
 
 import sys
-from collections import Counter
 
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
@@ -22,78 +21,84 @@ from common.errors import run, starting
 if __name__ == "__main__":
     starting("bench/ablate.py")
 
-from rich.console import Console
-
-from bench.ablation import costs, launch, rows
-from bench.ablation.progress import WIDTH, doing, plan_table, say
-from bench.ablation.schedule import emit, run_sweep
+from bench.ablation import rows, runs, step_times
+from bench.ablation.arms import list_arms
+from bench.ablation.progress import doing, print_plan, say
+from bench.ablation.schedule import pending_jobs, report_jobs, run_sweep
 from bench.ablation.settings import read
-from bench.ablation.sweep import Sweep
+from bench.ablation.sweep import make_sweep
 from common.runtime import StopRequest
-from training.run_folder import duration
 
 DRY_ROUNDS = 5  # rounds of timing in a dry run
 
 
-def plan(sweep):
-    """Measure what the arms cost and print the plan. Returns the new rows of costs.jsonl."""
-    config = sweep.config
-    new_costs = []
-    sweep.read_rows()
-    jobs = sweep.pending_jobs()
-    if sweep.device_is_here and not config.emit and (jobs or not config.dry_run):
-        new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else costs.ROUNDS)
-    Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
-    if not jobs:
-        say(f"no run is pending{', up to the first look' * (len(sweep.looks) > 1)}")
-        return new_costs
-    counts = Counter(job.purpose for job in jobs)
-    words = {"tune": "to choose learning rates", "curve": "for the curve of tokens"}
-    words["report"] = "to report"
-    texts = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
-    time = "an unknown time, since the arms are not timed here"
-    if sweep.predicted:
-        seconds = sum(sweep.predicted[job.arm] for job in jobs)
-        time = f"about {duration(seconds / len(sweep.slots))}"
-    say(f"{len(jobs)} runs: {', '.join(texts)}")
-    say(f"{len(sweep.slots)} at a time: {time}{' to the first look' * (len(sweep.looks) > 1)}")
-    for seeds in sweep.looks:
-        say(sweep.decides(seeds))
-    return new_costs
+def plan(argv, trainer=runs.TRAINER, elsewhere=False):
+    """Read the config of a command line, list its arms and check them. Returns [Sweep]: one for
+    each column that --also names, or one for the sweep itself."""
+    sweeps = []
+    for settings in read(argv, __doc__):
+        arms = list_arms(settings.config, settings.base)
+        sweeps.append(make_sweep(settings, arms, trainer, elsewhere))
+    return sweeps
 
 
-def run_one(sweep):
-    """Plan, run and report a sweep. Returns the exit status."""
-    new_costs = plan(sweep)
+def run_one(sweep, start=runs.run_local):
+    """Run a sweep, judge its arms and report; in a dry run, print its plan alone. start(jobs,
+    sweep, stop) runs jobs and yields (job, row) when one ends. Returns the exit status."""
+    new_costs = show_plan(sweep)
     if sweep.config.dry_run:
-        shown = [job for job in sweep.report_jobs(most=1) if job.key not in sweep.rows]
-        for job in shown:
-            print(job.command())
-        if more := len(sweep.pending_jobs()) - len(shown):
-            say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")
         return 0
 
     sweep.open(new_costs)
     try:
-        if sweep.config.emit:
-            return emit(sweep)
         stop = StopRequest()
-        if not run_sweep(sweep, stop):
+        if not run_sweep(sweep, stop, start):
             print(f"stopped and saved; the same command continues:\n{sweep.command}")
             return stop.status
         with doing("writing the report"):
-            from bench.ablation import report
+            from bench.ablation import report  # pandas and matplotlib take a second to import
 
-            page = report.write([sweep.out])
-        print(report.terminal([sweep.out]))
-        failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
-        for row in failed:
-            run_name = f"{row['arm']} seed {row['seed']}"
-            print(f"error: {run_name} failed ({row['out_dir']}): {row['reason']}", file=sys.stderr)
+            sections = report.judge([sweep.out])
+            page = report.write(sections)
+        print(report.terminal(sections))
+        failed = print_failures(sweep)
         print(page)
         return 1 if failed else 0
     finally:
         sweep.lock.close()
+
+
+def show_plan(sweep):
+    """Time the arms, and print the plan. Returns the new rows of costs.jsonl."""
+    sweep.read_rows()
+    jobs = pending_jobs(sweep)
+    new_costs = []
+    if sweep.machine.is_here and (jobs or not sweep.config.dry_run):
+        rounds = DRY_ROUNDS if sweep.config.dry_run else step_times.ROUNDS
+        new_costs = step_times.time_sweep(sweep, rounds)
+    print_plan(sweep, jobs)
+    if sweep.config.dry_run:
+        print_commands(sweep, jobs)
+    return new_costs
+
+
+def print_failures(sweep):
+    """Print why runs failed. Returns their number."""
+    failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
+    for row in failed:
+        name = f"{row['arm']} seed {row['seed']}"
+        print(f"error: {name} failed ({row['out_dir']}): {row['reason']}", file=sys.stderr)
+    return len(failed)
+
+
+def print_commands(sweep, jobs):
+    """Print the command of one run of each arm, and the number of the others."""
+    shown = [job for job in report_jobs(sweep, most=1) if job.key not in sweep.rows]
+    for job in shown:
+        print(job.command())
+    if len(jobs) > len(shown):
+        more = len(jobs) - len(shown)
+        say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")
 
 
 def ablate(*config_files, **keys):
@@ -107,19 +112,20 @@ def ablate(*config_files, **keys):
     return rows.load([sweep.out for sweep in sweeps])
 
 
-def run_all(argv, trainer=launch.TRAINER):
-    """Run the sweeps of a command line one after the other: one for each column that --also names.
-    Returns (exit status, [Sweep]). All of them are checked before the first one runs."""
-    sweeps = [Sweep(settings, trainer) for settings in read(argv, __doc__)]
-    status = 0
+def run_all(argv, trainer=runs.TRAINER):
+    """Run the sweeps of a command line one after the other; all are checked before the first one
+    runs. Returns (exit status, [Sweep])."""
+    sweeps = plan(argv, trainer)
+    worst = 0
     for sweep in sweeps:
-        status = max(status, run_one(sweep))
+        status = run_one(sweep)
+        worst = max(worst, status)
         if status not in (0, 1):  # stopped by a signal
             break
-    return status, sweeps
+    return worst, sweeps
 
 
-def main(argv, trainer=launch.TRAINER):
+def main(argv, trainer=runs.TRAINER):
     status, _ = run_all(argv, trainer)
     return status
 

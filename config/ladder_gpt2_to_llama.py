@@ -9,7 +9,6 @@
 question = "What does each step from GPT-2 to LLaMA add?"
 out_dir = "out-ladder"
 design = "ladder"
-order = ["norm", "position", "mlp", "bias", "tie_embeddings", "gqa"]
 dataset = "plays"
 dtype = "float32"  # so that rows of several machines can be joined
 prompt = "ROMEO:"
@@ -29,5 +28,12 @@ else:
     n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
     batch_size, max_iters, eval_interval, eval_tokens = 64, 1000, 50, 262144
     learning_rate, min_lr, warmup_iters, beta2 = 1e-3, 1e-4, 100, 0.99
-arms = {"gqa": dict(n_kv_head=n_head // 2)}
+arms = {
+    "rmsnorm": dict(norm="rmsnorm"),
+    "rope": dict(position="rope"),
+    "swiglu": dict(mlp="swiglu"),
+    "no biases": dict(bias="none"),
+    "untied": dict(tie_embeddings=False),
+    "gqa": dict(n_kv_head=n_head // 2),
+}
 log_interval = 100

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from bench.ablation.contexts import extrapolation
+from bench.ablation.measure import extrapolation
 from common.configurator import build, load
 from common.errors import UserError, run
 from common.runtime import set_up

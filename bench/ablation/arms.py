@@ -1,166 +1,197 @@
-"""Check the arms before anything runs: each must be valid, change something, and cost what the
-base costs."""
+"""
+The arms of a sweep. An arm is one change to the base; a design is a function that lists arms, and
+one word in DESIGN. All designs choose from the dictionaries of parts, so a new part is an arm too.
+"""
 
-import contextlib
-import math
-import sys
-from dataclasses import asdict
+import re
+from collections import Counter
+from dataclasses import dataclass, field
 
-import torch
-
-import train
-from bench.ablation.settings import OWNED
-from common.configurator import build, check, find, keys
+from common.configurator import allowed, keys
 from common.errors import UserError
-from common.runtime import Runtime
-from parts import costs
-from parts.architectures import ARCH, configure, without_effect
-from parts.variant import Variant, VariantConfig
-from tokens.batches import Text
-from training.ranks import check_layout
-from training.settings import RENAMED, TrainConfig, read_config
+from parts.architectures import ARCH, configure
+from parts.costs import needed
+from parts.variant import VariantConfig
+from training.settings import TrainConfig
 
-# Keys that are the same for all arms.
-SHARED = (
-    *("dataset", "data_dir", "eval_tokens", "eval_interval"),
-    *("vocab_size", "device", "dtype", "compile", "parallel"),
-    *("log_interval", "log", "out_dir", "match", "model"),
-)
-TRAINING_ONLY = {"dropout", "block_size"}  # keys of the model that only training depends on
+BASE = "base"  # the name of the arm that changes nothing
+SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
+NAMED_BY_WORD = ("position", "norm", "mlp", "mixer", "block")  # an arm is called rope, not position
+TRAINED_BY = ("optimizer", "schedule")  # keys of training that can be an axis
 
 
-def with_changes(base, changes):
-    """The base's values with an arm's changes. If the arm changes the architecture, the base's
-    values for the architecture's slots are dropped."""
-    slots = ARCH.get(changes.get("arch"), {})
-    return {key: value for key, value in base.items() if key not in slots} | changes
+@dataclass
+class Arm:
+    """One change to the base, or the base itself."""
+
+    name: str
+    changes: dict  # {key of train.py: new value}
+    against: str = BASE  # the arm that it is compared with
+    replicate: bool = False  # whether it is the second copy of the base
+    values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
+    match: dict | None = None
+    curve: float | None = None  # the base at this multiple of its tokens
+    config_hash: str = ""
+    code_hash: str = ""
 
 
-def check_arm(arm, base):
-    """Set arm.values. Raises UserError unless each change is a key of train.py with a valid value,
-    and the values are compatible."""
-    known = keys(TrainConfig, VariantConfig)
-    try:
-        for key, value in arm.changes.items():
-            if key in OWNED or key in SHARED:
-                fix = "set it for the whole sweep, or leave it out"
-                raise UserError(f"{key} is the same for all arms", f"{key}={value}", fix)
-            arm.changes[key] = check(key, value, find(key, known, RENAMED, key), f"{key}={value}")
-        arm.values = with_changes(base, arm.changes)
-        values = arm.values | {"device": "cpu"}  # the machine that plans may lack the device
-        argv = [f"--{key}={value}" for key, value in values.items()]
-        settings = read_config([*argv, "--seed=0", "--out_dir=out"], "")
-        check_layout(settings.config, Runtime("cpu", "float32", 0, 1, []))
-        configure(arm.values)
-    except UserError as error:
-        error.args = (f"arm {arm.name}: {error}",)
-        raise
+# ---------------------------------------------------------------- designs
 
 
-def check_changes_output(arm, other, vocab_size):
-    """Raise UserError that names the arm if its model computes the same as the arm `other` that it
-    is compared with. A difference that shows in training alone (optimizer, schedule, dropout)
-    counts as a change."""
-    vocabulary = {"vocab_size": vocab_size}
-    new = configure(vocabulary | arm.values, as_variant=True)
-    old = configure(vocabulary | other.values, as_variant=True)
-    changed = {key for key, value in asdict(new).items() if value != getattr(old, key)}
-    unread = [key for key in without_effect(asdict(new)) if key in arm.changes]
-    if unread:
-        why = f"{', '.join(unread)} has no effect with the chosen parts"
-    elif trains_differently(arm, other) or changed & TRAINING_ONLY:
-        return
-    elif not changed:
-        why = f"it is {other.name} already"
-    elif same_logits(old, new):
-        why = f"its logits are those of {other.name}"
-    else:
-        return
-    changes = ", ".join(f"{key}={value}" for key, value in arm.changes.items())
-    fix = "correct the arm or leave it out: a comparison with itself shows nothing"
-    raise UserError(f"the arm {arm.name} changes nothing: {why}", changes, fix)
+def swap_each(config, base):
+    """One arm for each part in which GPT-2 and LLaMA differ: the other one's part in this base."""
+    return [Arm(part_name(key, value), {key: value}) for key, value in other_parts(base).items()]
 
 
-def trains_differently(arm, other):
-    """Whether two arms differ in the keys of training, with each None replaced by its meaning."""
-
-    def settings(values):
-        given = asdict(build(TrainConfig, values)) | {"arch": None}
-        meant = {"lr_decay_iters": given["max_iters"], "min_lr": given["learning_rate"] / 10}
-        return given | {key: value for key, value in meant.items() if given[key] is None}
-
-    return settings(arm.values) != settings(other.values)
-
-
-def random_variant(config):
-    """A Variant in float64 with random parameters and buffers: every part affects the logits."""
-    torch.manual_seed(0)
-    model = Variant(config).eval().double()
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if "slopes" not in name and tensor.is_floating_point():
-            std = 1.5 / math.sqrt(tensor.size(1)) if tensor.dim() == 2 else 0.4
-            torch.nn.init.normal_(tensor.detach(), 0.0, std)
-            if "running_var" in name:
-                tensor.abs_().add_(0.5)
-    return model
+def ladder(config, base):
+    """One arm for each rung, compared with the arm before it. The rungs are the arms given by hand,
+    or else the parts of swap_each; each keeps the changes of all rungs before it."""
+    arms = []
+    changes = {}
+    previous = BASE
+    for rung in by_hand(config, base) or swap_each(config, base):
+        changes = changes | rung.changes
+        arms.append(Arm("+" + rung.name, changes, against=previous))
+        previous = arms[-1].name
+    return arms
 
 
-@torch.no_grad()
-def same_logits(old, new):
-    """Whether two configurations give the same logits, to 1e-12 of the largest, when all weights
-    with the same name and shape are shared."""
-    old_model, new_model = random_variant(old), random_variant(new)
-    shared = dict(old_model.named_parameters())
-    for name, p in new_model.named_parameters():
-        if name in shared and shared[name].shape == p.shape:
-            p.copy_(shared[name])
-    length = min(old.block_size, new.block_size)
-    x = torch.randint(old.vocab_size, (1, length), generator=torch.Generator().manual_seed(1))
-    old_logits, new_logits = old_model(x)[0], new_model(x)[0]
-    return (old_logits - new_logits).abs().max() <= 1e-12 * old_logits.abs().max()
+def axis(config, base):
+    """One arm for each word of the slot `axis`, except the base's own."""
+    slot = config.axis
+    if not words_of(slot):
+        slots = [key for key in [*keys(VariantConfig), *TRAINED_BY] if words_of(key)]
+        raise UserError(f"no axis {slot}", "axis", "choose from " + ", ".join(slots))
+    here = base_model(base)
+    default = getattr(TrainConfig if slot in TRAINED_BY else here, slot)
+    arms = []
+    for word in words_of(slot):
+        if word == base.get(slot, default):
+            continue
+        if slot == "mlp" and word == "none":  # it has no width to match
+            continue
+        changes = {slot: word} | needed(slot, word, here)
+        if slot == "rope_scaling" and word != "none":
+            changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
+        arms.append(Arm(part_name(slot, word), changes))
+    return arms
 
 
-def match_arm(arm, base, kind, vocab_size):
-    """Match an arm to the parameters or FLOPs of the base, by its MLP's width. Sets arm.match and
-    arm.values. Raises UserError if no width matches."""
-    if arm.name == "base" or arm.replicate or arm.curve:
-        return
-    vocabulary = {"vocab_size": vocab_size}
-    ours = configure(vocabulary | arm.values, as_variant=True)
-    theirs = configure(vocabulary | base.values, as_variant=True)
-    width, residual = costs.match(ours, theirs, "none")
-    arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
-    if kind == "flops":
-        flops = [costs.flops_per_token(c, c.block_size) for c in (ours, theirs)]
-        arm.match["residual_percent"] = residual = 100 * (flops[0] / flops[1] - 1)
-    if kind != "none" and residual and "mlp_width" not in arm.changes:
-        try:
-            width, residual = costs.match(ours, theirs, kind)
-        except ValueError as error:
-            fix = "leave the arm out, or give match=none"
-            raise UserError(f"arm {arm.name}: {error}", f"match={kind}", fix) from None
-        arm.match |= {"mlp_width": width, "residual_percent": residual}
-        if width != costs.mlp_width(ours):
-            arm.values = arm.values | {"mlp_width": width}
+def dense_architectures(config, base):
+    """One arm for each named architecture whose MLP is dense: its width can be matched in small
+    models, too."""
+    arms = []
+    for word, parts in ARCH.items():
+        if word != base.get("model", "gpt2") and parts["mlp"].split("_")[0] not in SPARSE:
+            arms.append(Arm(word, {"arch": word}))
+    return arms
 
 
-def open_data(base):
-    """(facts of the data, the tokenizer, the stored losses of n-gram models or None). Prepares a
-    missing dataset if it is a small one."""
-    config = build(TrainConfig, base)
-    with contextlib.redirect_stdout(sys.stderr):  # what it prepares
-        data = train.open_data(config, Runtime("cpu", "float32", 0, 1, []))
-    data.open(base["block_size"], config.order_seed, config.eval_tokens)
-    val = data.splits["val"]
-    kind = "text" if isinstance(val, Text) else "pairs"
-    facts = {
-        "dataset": base["dataset"],
-        "kind": kind,
-        "fingerprint": data.fingerprint,
-        "train_tokens": data.meta["splits"]["train"]["tokens"],
-        "scored_tokens": val.scored()[0],
-        "vocab_size": data.vocab_size,
-        "bits_per_byte": data.bits_per_byte if kind == "text" else None,
-    }
-    counted = data.meta.get("ngrams") if kind == "text" else None
-    return facts, data.tokenizer, counted
+def by_hand(config, base):
+    """The arms that the key `arms` names."""
+    arms = []
+    for name, changes in (config.arms or {}).items():
+        named = isinstance(name, str) and re.fullmatch(r"[\w=.+, -]+", name)
+        if not named or not isinstance(changes, dict) or not changes:
+            fix = 'write arms = {"rope": dict(position="rope")}'
+            raise UserError("an arm is a name and its changes", f"arms: {name!r}", fix)
+        arms.append(Arm(name, dict(changes)))
+    return arms
+
+
+DESIGN = {
+    "leave_one_in": swap_each,  # each part in which LLaMA differs, alone in GPT-2
+    "leave_one_out": swap_each,  # each of them taken out of LLaMA
+    "ladder": ladder,  # one part after the other
+    "axis": axis,  # all words of one slot
+    "archs": dense_architectures,
+    "arms": by_hand,
+}
+STARTS_FROM = {"leave_one_in": "gpt2", "leave_one_out": "llama"}  # the model of the base
+
+
+# ---------------------------------------------------------------- all arms of a sweep
+
+
+def list_arms(config, base):
+    """The [Arm] of a sweep: the base, the arms of its designs and those given by hand, the base
+    again, and the base at other numbers of tokens. `base` holds the given keys of train.py. Raises
+    UserError for a design, an arm or an axis that does not exist."""
+    check_designs(config, base)
+    designs = config.designs
+    if not {"ladder", "arms"} & set(designs):
+        designs = [*designs, "arms"]
+    arms = [Arm(BASE, {})]
+    for word in designs:
+        arms += DESIGN[word](config, base)
+    arms.append(Arm("base again", {}, replicate=True))
+    check_names(arms, config)
+    return arms + curve(config, base)
+
+
+def curve(config, base):
+    """The base at each multiple of its tokens, with its own full schedule."""
+    arms = []
+    for multiple in config.curve:
+        steps = max(1, round(multiple * base.get("max_iters", TrainConfig.max_iters)))
+        changes = {"max_iters": steps}
+        decay_steps = steps
+        if base.get("lr_decay_iters") is not None:
+            decay_steps = max(1, round(multiple * base["lr_decay_iters"]))
+            changes["lr_decay_iters"] = decay_steps
+        warmup = base.get("warmup_iters", TrainConfig.warmup_iters)
+        if warmup >= decay_steps:
+            changes["warmup_iters"] = int(multiple * warmup)
+        arms.append(Arm(f"base x{multiple:g}", changes, curve=multiple))
+    return arms
+
+
+def check_designs(config, base):
+    """Raise UserError if there is no design, or one that the model excludes."""
+    if not config.designs:
+        fix = "choose from " + ", ".join(DESIGN)
+        raise UserError("no arms", f"design={config.design}", fix)
+    model = base.get("model", "gpt2")
+    for word in config.designs:
+        start = STARTS_FROM.get(word, model)
+        if start != model:
+            fix = f"give model={start}, or another design"
+            raise UserError(f"{word} starts from {start}", f"model={model}", fix)
+
+
+def check_names(arms, config):
+    """Raise UserError if two arms have the same name, or if the base is the only arm."""
+    where = f"design={config.design}"
+    for name, count in Counter(arm.name for arm in arms).items():
+        if count > 1:
+            raise UserError(f"two arms are called {name}", where, "give each its own name")
+    if all(arm.replicate or arm.name == BASE for arm in arms):
+        raise UserError("no arms", where, "name some changes")
+
+
+# ---------------------------------------------------------------- the dictionaries of parts
+
+
+def base_model(base):
+    """The VariantConfig of the base."""
+    return configure(base, as_variant=True)
+
+
+def other_parts(base):
+    """{slot: word} of the other readable model, GPT-2 or LLaMA, where the base has another word."""
+    other = "llama" if base.get("model", "gpt2") == "gpt2" else "gpt2"
+    here = base_model(base)
+    return {key: value for key, value in ARCH[other].items() if getattr(here, key) != value}
+
+
+def words_of(key):
+    """The words of a slot, or of a key of training that takes words; [] of any other key."""
+    kinds = keys(VariantConfig) | {name: keys(TrainConfig)[name] for name in TRAINED_BY}
+    return allowed(kinds[key])[1] if key in kinds else []
+
+
+def part_name(key, value):
+    """The name of an arm: for a part its word, such as rope; for other keys such as bias=none."""
+    if key in NAMED_BY_WORD and value != "none":
+        return value
+    return f"{key}={value}"

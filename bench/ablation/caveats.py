@@ -31,16 +31,24 @@ def replicate_differs(section):
 
 
 def too_coarse(section):
-    facts = section.verdicts.attrs
-    return not facts["screening"] and facts["smallest_visible"] > COARSE * facts["margin"] > 0
+    facts = section.facts
+    return not facts.screening and facts.smallest_visible > COARSE * facts.margin > 0
 
 
-def beside_n_grams(section, key):
-    """The base's loss beside those of n-grams, if the verdicts' attribute says so."""
-    (n, best), facts = section.plan["ngrams"].get("best", (0, 0)), section.verdicts.attrs
-    trigrams = section.plan["ngrams"].get("trigrams", 0)
-    losses = f"{facts['base_whole']:.3f} beside {trigrams:.3f} of trigrams, {best:.3f} of {n}-grams"
-    return [losses] if facts[key] else []
+def has_not_learned(section):
+    return [beside_n_grams(section)] if section.facts.above_trigrams else []
+
+
+def has_learned_little(section):
+    return [beside_n_grams(section)] if section.facts.marked else []
+
+
+def beside_n_grams(section):
+    """The base's loss beside those of n-grams, as a text."""
+    n, best = section.plan["ngrams"]["best"]
+    trigrams = section.plan["ngrams"]["trigrams"]
+    ours = f"{section.facts.base_whole:.3f}"
+    return f"{ours} beside {trigrams:.3f} of trigrams, {best:.3f} of {n}-grams"
 
 
 def epochs(section):
@@ -85,16 +93,16 @@ CAVEATS = (  # the most important first
     ),
     (joined_machines, "Runs of several machines are joined: their runs of the base agree."),
     (
-        lambda section: beside_n_grams(section, "above_trigrams"),
+        has_not_learned,
         "The base has not learned: it stays above the trigrams of the text that it sees. So this is"
         " a screening, and its words are those of one.",
     ),
     (
-        lambda section: beside_n_grams(section, "marked"),
+        has_learned_little,
         "The base has learned little: it beats trigrams, but not the best n-grams of its text.",
     ),
     (
-        lambda section: section.replicate.empty and not section.cells,
+        lambda section: section.replicate.empty,
         "The sweep has no replicate of the base, so nothing checks the set-up.",
     ),
     (

@@ -133,7 +133,7 @@ def family_verdicts(p, p_tie, difference, shares, tie_shares=None, family=0):
     not corrected, with p = 1 where a comparison has not reached a look; shares [looks], for ties
     tie_shares. The last look is at all data, with a share of 0 if it may decide nothing.
 
-    verdicts.decide and factorial.judged call this. Then decide turns "worse" into "fails k of n" if
+    verdicts.decide calls this. Then it turns "worse" into "fails k of n" if
     runs did not learn, and explain withdraws verdicts whose runs are missing.
 
     Returns a dict of arrays [..., family]: verdict, seen (what a look said, also where it no longer

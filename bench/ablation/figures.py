@@ -117,7 +117,7 @@ def forest(section, shown=None):
     heads = ("own rate" if section.is_tuned else "", "base's rate")
     shared = [section.at_shared_rate(row) for row in rows]
     figure, axes = differences(rows, shared, heads, share=0.8)
-    if known(margin := section.verdicts.attrs["margin"]):
+    if known(margin := section.facts.margin):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
     return figure
 
@@ -168,8 +168,7 @@ def dots(rows, values, texts, heads, ends):
 def curves(section):
     """Above: the mean loss over runs after the warm-up, on the validation text that training scores
     in between, with a band of one standard deviation. Below: the difference, with its 95 % band."""
-    arms = [] if section.cells else section.arms
-    losses = {arm: runs for arm in arms if (runs := curves_of(section, arm))}
+    losses = {arm: runs for arm in section.arms if (runs := curves_of(section, arm))}
     start = section.plan["base_values"].get("warmup_iters") or 0
     if not any(len(late_steps(runs, start)) > 1 for runs in losses.values()):
         return None
@@ -251,9 +250,10 @@ def learning_rates(section, arms=None):
 def rate_line(axes, section, arm, color):
     """The loss of an arm against its rate."""
     runs = section.tuned[section.tuned["arm"] == arm]
-    means, chosen = runs.groupby("rate")["loss_tune"].mean(), section.plan["chosen_lr"].get(arm)
+    means = runs.groupby("rate")["val_loss_tune"].mean()
+    chosen = section.plan["chosen_lr"].get(arm)
     axes.plot(means.index, means, color=color, linewidth=1.6)
-    axes.plot(runs["rate"], runs["loss_tune"], ".", color=color, alpha=0.5, markersize=4)
+    axes.plot(runs["rate"], runs["val_loss_tune"], ".", color=color, alpha=0.5, markersize=4)
     if chosen in means:
         axes.plot(chosen, means[chosen], "o", markersize=9, markerfacecolor="none", color=color)
 
@@ -261,8 +261,7 @@ def rate_line(axes, section, arm, color):
 def extrapolation(section, arms=None):
     """Mean loss with 1 to 8 times the training context, on the same target tokens, with a 95 %
     interval over the text. Dotted: only the last training context is visible."""
-    arms = [] if section.cells else arms or section.arms
-    losses = {arm: contexts(section, arm) for arm in arms}
+    losses = {arm: contexts(section, arm) for arm in arms or section.arms}
     shown = [arm for arm, by_times in losses.items() if len(by_times) > 1]
     if len(shown) < 2:  # nothing to compare
         return None
@@ -288,7 +287,9 @@ def extrapolation(section, arms=None):
 def example(section, arm):
     """How the worth of one arm is read off the base's curve."""
     (row,) = [row for row in section.verdicts.to_dict("records") if row["arm"] == arm]
-    curve, loss, worth = section.curve, row["loss"], row["worth"]
+    curve = section.curve
+    loss = row["val_loss_report"]
+    worth = row["worth"]
     if not (curve and known(worth)):
         return None
     figure = Figure(figsize=(WIDTH, 3.6))
@@ -297,7 +298,7 @@ def example(section, arm):
     for k, mean, se, _ in curve.points:
         axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
     yardsticks(axes, section)
-    runs = section.reported(arm)["loss"]
+    runs = section.reported(arm)["val_loss_report"]
     axes.plot(np.full(len(runs), 1), runs, ".", color=GREEN, alpha=0.6)
     bottom, top = axes.get_ylim()
     axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=GREEN, linewidth=1.2)

@@ -35,9 +35,6 @@ class Look:
     seeds: dict  # arm -> [seed]; without the arms that have not reached the look
     taken: dict = field(default_factory=dict)  # arm -> {arm: [seed]}: of a report before
 
-    def __deepcopy__(self, memo):  # pandas copies the attrs of a frame for each column it reads
-        return self
-
     def seeds_for(self, arm):
         """{arm: [seed]} of the comparison of an arm."""
         return self.seeds | self.taken.get(arm, {})
@@ -59,7 +56,7 @@ def control_runs(arms, seeds, stated=None):
 def planned_runs(plan, seeds):
     """{arm: runs} that a look at `seeds` seeds takes."""
     (base, *control), arms = rows.control_group(plan), rows.judged_arms(plan)
-    if plan["screening"] or any(facts["cell"] for facts in plan["arms"].values()):
+    if plan["screening"]:
         others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
         return dict.fromkeys(others, seeds)
     of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan["controls"])
@@ -145,17 +142,18 @@ def is_line(line):
     return rows.fits(line, LINE) and {type(look) for look in line["looks"]} == {int}
 
 
-def record(folders, plan, runs, verdicts, history):
+def record(folders, plan, runs, verdicts, facts, history):
     """Add a line about a report to the history of each folder, unless its last line says the same.
-    verdicts: what judge returned; history: the lines that it knew."""
-    tried, margin = tried_seeds(runs), verdicts.attrs["margin"]
+    verdicts, facts: what judge returned; history: the lines that it knew."""
+    tried = tried_seeds(runs)
+    margin = facts.margin
     content = {
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
         "margin": None if math.isnan(margin) else margin,
         "arms": list(verdicts.name[verdicts.kind != "replicate"]),
         "runs": tried,
         "looks": declared_looks(plan, tried, history),
-        "taken": {str(look.number): counts_at(plan, look) for look in verdicts.attrs["looks"][:-1]},
+        "taken": {str(look.number): counts_at(plan, look) for look in facts.looks[:-1]},
         "identity": identity(plan),
     }
     for folder in folders:
@@ -166,9 +164,9 @@ def record(folders, plan, runs, verdicts, history):
 
 def counts_at(plan, look):
     """{arm: {arm: runs}} of the comparisons that a look takes: an arm's own runs, and those of the
-    arms that it is compared with. A factorial takes a look at all its cells together."""
-    group, cells = rows.control_group(plan), [a for a, f in plan["arms"].items() if f["cell"]]
-    sides = dict.fromkeys(cells, cells)
+    arms that it is compared with."""
+    group = rows.control_group(plan)
+    sides = {}
     for arm in rows.judged_arms(plan):
         sides[arm] = [arm, plan["arms"][arm]["against"], *group]
     reached = {arm: arms for arm, arms in sides.items() if {*arms} <= look.seeds.keys()}

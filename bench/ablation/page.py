@@ -66,7 +66,7 @@ class Estimate:
         """[("base" or "part", [(log2 of the rate, mean loss)])] of the runs that chose rates."""
         tuned, lines = self.section.tuned, []
         for arm in [*filter(self.section.is_replicate, self.section.arms), self.row["arm"]]:
-            means = tuned[tuned["arm"] == arm].groupby("rate")["loss_tune"].mean()
+            means = tuned[tuned["arm"] == arm].groupby("rate")["val_loss_tune"].mean()
             kind = "part" if arm == self.row["arm"] else "base"
             points = list(zip(np.log2(means.index).tolist(), means.tolist(), strict=True))
             lines += [(kind, points)] * (len(points) > 1)
@@ -142,13 +142,13 @@ class Page:
             for column, name in {HERE: "", **config["columns"]}.items():
                 if section := sections.get(f"{folder}/{name}".rstrip("/")):
                     self.sweeps[base, column] = self.named(section, base)
-        screening = {key: s.verdicts.attrs["screening"] for key, s in self.sweeps.items()}
+        screening = {key: s.facts.screening for key, s in self.sweeps.items()}
         self.shelves = {key: s for key, s in self.sweeps.items() if not screening[key]}
         steps = {step: sections.get(folder) for folder, step in config["recipe"].items()}
         self.recipe = {step: self.named(found, "llama") for step, found in steps.items() if found}
-        frames = [section.verdicts for section in self.shelves.values()]
-        for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
-            frame["badge"] = agree
+        judged = [(section.verdicts, section.facts) for section in self.shelves.values()]
+        for (table, _), agree in zip(judged, verdicts.badges(judged), strict=True):
+            table["badge"] = agree
         self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
         by_arm = {key: {row["arm"]: row for row in s.swaps} for key, s in self.shelves.items()}
         self.parts = [self.part(name, by_arm, **facts) for name, facts in config["parts"].items()]
@@ -185,7 +185,7 @@ class Page:
         for (base, column), section in self.shelves.items():
             name = ", ".join(word for word in (BASES[base], column) if word)
             lines += [f"{name}. {unfinished}"] * bool(section.missing())
-            lines += [f"{name}. {little}"] * section.verdicts.attrs["marked"]
+            lines += [f"{name}. {little}"] * section.facts.marked
             if replicate_differs(section):
                 copy = section.replicate.to_dict("records")[0]
                 lines.append(f"{name}. {differs} {tables.difference(copy, 3)}")
@@ -206,7 +206,7 @@ class Page:
 
     def first_screen(self):
         """The Parts of README's table, if the bases beat the counts and all planned runs ended."""
-        early = any(s.verdicts.attrs["marked"] or s.missing() for s in self.here.values())
+        early = any(s.facts.marked or s.missing() for s in self.here.values())
         chosen = [] if early else self.config["first_screen"]
         return [part for part in self.measured if part.name in chosen]
 
@@ -245,13 +245,13 @@ def write(config, folders, out):
     """Write the page of the sweeps in some folders, the report of each, and first_screen.md into
     the folder `out`. Returns the path of the page."""
     # Each folder by itself: the seeds of a confirmation are not those of the shelf that chose it.
-    sections = [section for folder in folders for section in report.sections([folder])]
+    sections = [section for folder in folders for section in report.judge([folder])]
     page = Page(config, {os.path.relpath(s.folders[0], out): s for s in sections})
     with matplotlib.rc_context(figures.STYLE):
         pictures = pictures_of(page)
         for key, figure in pictures.items():
             write_file(out / f"{key}.png", figures.saved(figure, "png", dpi=150))
-    reports = [os.path.relpath(report.write_report(s, inline=False), out) for s in sections]
+    reports = [os.path.relpath(report.write_report(s), out) for s in sections]
     values = {"page": page, "pictures": pictures, "reports": reports, "names": figures.NAMES}
     for name in ("index.html", "index.md", "first_screen.md"):
         write_file(out / name, report.render(f"{name}.j2", tables=tables, bases=BASES, **values))

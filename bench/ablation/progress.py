@@ -2,16 +2,26 @@
 bar, elsewhere as one line when something begins or ends."""
 
 import contextlib
+import math
+import statistics
 import sys
 import textwrap
+from collections import Counter
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from bench.ablation import looks, power
 from training.run_folder import duration
 
 WIDTH = 80  # columns
+NOISE_RUNS = 5  # runs of the base from which the noise is estimated
+PURPOSES = {
+    "tune": "to choose learning rates",
+    "curve": "for the curve of tokens",
+    "report": "to report",
+}
 
 
 def say(text):
@@ -32,6 +42,64 @@ def doing(what):
         yield lambda detail: status.update(f"{what}: {detail}"[: console.width - 4])
 
 
+def print_plan(sweep, jobs):
+    """Print the arms, the runs that are left, their time, and what each look can show."""
+    Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
+    first_look = " to the first look" if len(sweep.looks) > 1 else ""
+    if not jobs:
+        say(f"nothing left to run{first_look and ' before the first look'}")
+        return
+    counts = Counter(job.purpose for job in jobs)
+    texts = [f"{counts[purpose]} {text}" for purpose, text in PURPOSES.items() if counts[purpose]]
+    say(f"{len(jobs)} runs: {', '.join(texts)}")
+    time = "an unknown time, since the arms are not timed here"
+    if sweep.predicted:
+        seconds = sum(sweep.predicted[job.arm] for job in jobs)
+        time = f"about {duration(seconds / len(sweep.machine.slots))}"
+    say(f"{len(sweep.machine.slots)} at a time: {time}{first_look}")
+    for seeds in sweep.looks:
+        say(what_a_look_shows(sweep, seeds))
+
+
+def what_a_look_shows(sweep, seeds):
+    """The smallest difference and tie that a look can show, in nats if the noise is known."""
+    counts = sweep.planned_runs(seeds)
+    control = sum(counts[name] for name in sweep.control_arms())
+    family = len(sweep.judged_arms())
+    se = math.sqrt(1 / seeds + 1 / control)
+    if sweep.config.screening:
+        df = sum(counts.values()) - len(counts)
+        share = 1
+    else:
+        df = seeds + control - 2 if seeds >= power.least_runs(family) else 0
+        share = looks.share_of(len(sweep.looks))
+    what = f"{seeds} runs of an arm beside {control} of the base"
+    if seeds < 2 or df < 1:
+        return f"{what} decide nothing: give more --seeds"
+    level = power.ALPHA * share / family
+    visible = power.smallest_visible(se, df, level)
+    tie = power.smallest_tie(se, df, level)
+    noise = known_noise(sweep)
+    if noise:
+        shown = f"{visible * noise:.4f} nats"
+        tied = f"{tie * noise:.4f}"
+    else:
+        shown = f"{visible:.1f} standard deviations of a run"
+        tied = f"{tie:.1f}"
+    text = f"{what} show a difference of {shown} 80 times in 100"
+    return text if sweep.config.screening else f"{text}, and a tie within {tied}"
+
+
+def known_noise(sweep):
+    """The standard deviation of the base's losses in nats; None while few runs are known."""
+    control = sweep.control_arms()
+    losses = []
+    for row in sweep.rows.values():
+        if row["arm"] in control and row["purpose"] == "report" and row["status"] == "done":
+            losses.append(row["final_report"])
+    return statistics.stdev(losses) if len(losses) >= NOISE_RUNS else None
+
+
 def plan_table(sweep, jobs):
     """A table of 80 columns: the arms, their changes, runs, costs and time."""
     table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH)
@@ -42,7 +110,7 @@ def plan_table(sweep, jobs):
     for name, arm in sweep.arms.items():
         width = {key: value for key, value in arm.values.items() if key == "mlp_width"}
         text = ",".join(f"{key}={value}" for key, value in (arm.changes | width).items())
-        if arm.against not in ("base", name, None):
+        if arm.against not in ("base", name):
             text += f" (compared with {arm.against})"
         cells = [str(sum(job.arm == name for job in jobs))]
         if name in sweep.predicted:
@@ -60,11 +128,14 @@ class RunBar(Progress):
     there are only the lines."""
 
     def __init__(self, sweep, jobs):
-        self.sweep, self.jobs = sweep, jobs
-        percentage = TextColumn("{task.percentage:3.0f}%")
+        self.sweep = sweep
+        self.jobs = jobs
         super().__init__(
-            *(TextColumn("{task.description}"), BarColumn(20), percentage),
-            *(TimeElapsedColumn(), TimeRemainingColumn()),
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            TextColumn("{task.percentage:3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=Console(highlight=False, soft_wrap=not sys.stdout.isatty()),
             disable=not sys.stdout.isatty(),
         )
@@ -81,15 +152,15 @@ class RunBar(Progress):
 
     @property
     def count(self):
-        """How many of the runs have ended: 3/16."""
+        """The runs that have ended, of all: 3/16."""
         return f"{sum(job.key in self.sweep.rows for job in self.jobs)}/{len(self.jobs)}"
 
     def ended(self, job, row):
         """Advance the bar by a run that ended, and print a line about it."""
         self.update(self.task_ids[0], advance=self.seconds(job), description=f"{self.count} runs")
         if row["status"] == "done":
-            final, best = row["final_val_loss"], row["best_val_loss"]
-            outcome = f"final {final:.4f}, best {best:.4f}, {row['wall_seconds']:.0f} s"
+            outcome = f"final {row['final_val_loss']:.4f}, best {row['best_val_loss']:.4f}"
+            outcome += f", {row['wall_seconds']:.0f} s"
         else:
             outcome = f"{row['status'].upper()}: {row['reason']}"
         self.console.print(f"[{self.count}] {job.name}: {outcome}", markup=False)

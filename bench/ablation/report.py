@@ -4,12 +4,11 @@ The report of a sweep, from its stored rows:
     python bench/report.py OUT [OUT2 ...]
     python bench/report.py OUT --paper    # also OUT/paper: SVG, PDF, LaTeX and CSV
 
-Writes report.md, its figures (PNG) and report.html, one file that opens from disk, into the folder.
-Folders of the same sweep, perhaps from several machines, are joined in the first of them. Each
-report is a look at the data, which history.jsonl records.
+Writes report.md and its figures (PNG) into the folder. Folders of the same sweep, perhaps from
+several machines, are joined in the first of them. Each report is a look at the data, which
+history.jsonl records.
 """
 
-import base64
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from bench.ablation import factorial, figures, looks, rows, tables, verdicts, worth
+from bench.ablation import figures, looks, rows, tables, verdicts, worth
 from bench.ablation.caveats import caveats
 from common.configurator import print_help
 from common.errors import UserError
@@ -55,7 +54,8 @@ class Section:
     folders: list
     runs: pd.DataFrame  # rows.load
     costs: pd.DataFrame  # rows.costs
-    verdicts: pd.DataFrame  # judge
+    verdicts: pd.DataFrame  # verdicts.judge
+    facts: verdicts.Facts  # verdicts.judge
     history: list  # lines of history.jsonl
     curve: worth.Curve | None  # the base's loss against its tokens
 
@@ -63,11 +63,6 @@ class Section:
     def arms(self):
         """The names of the arms, without the base at other numbers of tokens."""
         return [arm for arm, facts in self.plan["arms"].items() if not facts["curve"]]
-
-    @property
-    def cells(self):
-        """{arm: {factor: 0 or 1}} of a factorial; {} for other sweeps."""
-        return factorial.cells_of(self.plan)
 
     @property
     def tuned(self):
@@ -107,7 +102,7 @@ class Section:
     @property
     def verdict_heading(self):
         """Names the rate of the arms, where none was to be chosen."""
-        tuned = self.is_tuned or self.verdicts.attrs["screening"]
+        tuned = self.is_tuned or self.facts.screening
         return "verdict" if tuned else "verdict at the base's rate"
 
     def time_ends(self, arm):
@@ -131,7 +126,8 @@ class Section:
         if self.plan["chosen_lr"].get(row["arm"], 1) == 1:
             return row["difference"]
         runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == 1)]
-        return runs["loss"].mean() - self.reported(row["against"])["loss"].mean()
+        theirs = self.reported(row["against"])["val_loss_report"]
+        return runs["val_loss_report"].mean() - theirs.mean()
 
     def cost(self, arm, column):
         """A cost of an arm on the machine that timed most arms; nan where it was not measured."""
@@ -145,12 +141,6 @@ class Section:
     def is_replicate(self, arm):
         return self.plan["arms"][arm]["replicate"]
 
-    def high_level(self, factor):
-        """{key: value} of a factor's high level, in a factorial."""
-        arms = self.plan["arms"]
-        high = [arms[arm]["changes"] for arm, cell in self.cells.items() if cell.get(factor)]
-        return dict(set.intersection(*(set(changes.items()) for changes in high))) if high else {}
-
     def missing(self):
         """[(arm, planned runs, ended runs)] of the arms whose planned runs have not all ended."""
         runs = self.runs[self.runs["current"] & (self.runs["status"] != "failed")]
@@ -160,15 +150,27 @@ class Section:
         return [entry for entry in counts if entry[2] < entry[1]]
 
 
-def sections(folders):
-    """[Section] of the sweeps in some folders. Raises UserError where there is none."""
-    sweeps = []
+def judge(folders):
+    """[Section] of the sweeps in some folders, with the verdicts on their arms. Raises UserError
+    where there is no sweep."""
+    sections = []
     for plan, paths in rows.sweeps(folders):
-        runs, history = rows.load(paths), looks.read(paths, plan)
-        judge = factorial.effects if factorial.cells_of(plan) else verdicts.judge
-        frames = runs, rows.costs(paths), judge(runs, plan, history)
-        sweeps.append(Section(plan, paths, *frames, history, worth.curve_of(runs)))
-    return sweeps
+        runs = rows.load(paths)
+        history = looks.read(paths, plan)
+        table, facts = verdicts.judge(runs, plan, history)
+        sections.append(
+            Section(
+                plan=plan,
+                folders=paths,
+                runs=runs,
+                costs=rows.costs(paths),
+                verdicts=table,
+                facts=facts,
+                history=history,
+                curve=worth.curve_of(runs),
+            )
+        )
+    return sections
 
 
 # ---------------------------------------------------------------- contents
@@ -186,11 +188,6 @@ class Shown:
     @property
     def is_table(self):
         return isinstance(self.content, pd.DataFrame)
-
-    @property
-    def inline(self):
-        """The address of a picture that is part of the page."""
-        return f"data:image/png;base64,{base64.b64encode(self.content).decode()}"
 
 
 def items_of(place, section, paper=None):
@@ -255,25 +252,25 @@ def render(name, **values):
 # ---------------------------------------------------------------- files
 
 
-def write(folders, paper=False):
-    """Write the report of each sweep in some folders. Returns the path of the first page."""
-    return [write_report(section, paper=paper) for section in sections(folders)][0]
+def write(sections, paper=False):
+    """Write the report of each sweep. Returns the path of the first one."""
+    return [write_report(section, paper) for section in sections][0]
 
 
-def write_report(section, inline=True, paper=False):
-    """Write report.md, report.html and their figures into the first folder of a sweep, and its
-    paper/. The figures stand in the page if they are inline. Returns the path of the page."""
+def write_report(section, paper=False):
+    """Write report.md and its figures into the first folder of a sweep, and its paper/. Returns the
+    path of report.md."""
     out = section.folders[0]
-    looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
+    judged = section.verdicts, section.facts
+    looks.record(section.folders, section.plan, section.runs, *judged, section.history)
     section.history = looks.read(section.folders, section.plan)
     content = contents_of(section, out / "paper" if paper else None)
     for item in content["figures"]:
         write_file(out / f"{item.key}.png", item.content)
-    for kind in ("md", "html"):
-        write_file(out / f"report.{kind}", render(f"report.{kind}.j2", inline=inline, **content))
+    write_file(out / "report.md", render("report.md.j2", **content))
     if paper:
         write_file(out / "paper/numbers.csv", section.verdicts.to_csv(index=False))
-    return out / "report.html"
+    return out / "report.md"
 
 
 # ---------------------------------------------------------------- the terminal
@@ -281,20 +278,20 @@ def write_report(section, inline=True, paper=False):
 STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noise": "blue"}
 
 
-def terminal(folders):
-    """The verdicts of some folders as a text of 80 columns, coloured where stdout is a terminal."""
+def terminal(sections):
+    """The verdicts of sweeps as a text of 80 columns, coloured where stdout is a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False, width=80)
     with console.capture() as capture:
-        for section in sections(folders):
+        for section in sections:
             title, frame = section.plan["question"] or section.plan["name"], columns_of(section)
             if section.missing():
                 title = f"UNFINISHED: {title}"
             console.print(title, style="bold", markup=False)
             if frame is not None:
                 console.print(rich_table(frame))
-            if section.verdicts.attrs["screening"]:
+            if section.facts.screening:
                 console.print("A screening: it ranks the arms and decides nothing.")
             for text, what in caveats(section):
                 console.print(f"- {text} {', '.join(what)}".rstrip(), markup=False)
@@ -334,5 +331,6 @@ def main(argv):
     if not folders or any(folder.startswith("-") for folder in folders):
         what, where = "the folders of sweeps are missing, or there is an option", " ".join(folders)
         raise UserError(what, where or "OUT", "type python bench/report.py OUT [OUT2 ...]")
-    page = write(folders, paper="--paper" in argv)
-    print(terminal(folders), f"\n{page}", sep="\n")
+    sections = judge(folders)
+    page = write(sections, paper="--paper" in argv)
+    print(terminal(sections), f"\n{page}", sep="\n")

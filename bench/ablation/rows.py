@@ -9,8 +9,9 @@ Columns of `load`:
                                                                       on machines that agree
     stuck        did not learn: a run of the base's length that ended above trigrams
     control      base or its replicate                   seconds      of training, by its log
-    loss         on the reported half of the validation text, nats per token
-    loss_tune    on the half that chooses rates; loss_whole: on all of the validation text
+    val_loss     on all of the validation text, nats per token
+    val_loss_tune    on the half of it that chooses rates
+    val_loss_report  on the other half, which gives the results
     train_loss, bits_per_byte, wrong_answers, wrong_tokens, test_loss
     blocks       list: loss of each block of text        extrapolation  {context: loss, low, high}
     curve        list of [step, loss of the whole text, of the tune half, of the reported half]
@@ -34,9 +35,9 @@ from training.run_folder import read_rows
 PURPOSES = ("report", "tune", "curve")
 STATUSES = ("failed", "done", "diverged")  # of two rows of a run, the one further right counts
 LOSSES = {  # column -> key of rows.jsonl
-    "loss": "final_report",
-    "loss_tune": "final_tune",
-    "loss_whole": "final_val_loss",
+    "val_loss_report": "final_report",
+    "val_loss_tune": "final_tune",
+    "val_loss": "final_val_loss",
 }
 NUMBERS = ("train_loss", "bits_per_byte", "wrong_answers", "wrong_tokens", "test_loss", "seconds")
 TEXTS = ("sample", "reason", "command", "out_dir", "code_hash", "config_hash")
@@ -62,7 +63,7 @@ KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
 SHARED = ("code_hash", "base", "base_values", "max_iters", "data", "screening")
 HASHES = ("code_hash", "config_hash")
-OF_AN_ARM = (*HASHES, "against", "cell")
+OF_AN_ARM = (*HASHES, "against")
 
 FIX = "move it away, and bench/ablate.py writes another one: the rows beside it are kept"
 
@@ -76,7 +77,7 @@ PLAN = {
 ARM = {
     **dict.fromkeys(HASHES, str),
     **{"changes": dict, "replicate": bool, "against": str | None},
-    **{"cell": dict | None, "match": dict | None, "curve": Real | None},
+    **{"match": dict | None, "curve": Real | None},
 }
 ROW = {
     **{"arm": str, "seed": int, "lr": Real, "extrapolation": dict | None},
@@ -140,9 +141,9 @@ def control_group(plan):
 
 
 def judged_arms(plan):
-    """The arms that get a verdict: no base, replicate, curve, or cell of a factorial."""
+    """The arms that get a verdict: no base, replicate or curve."""
     copies, arms = [plan["base"], *replicates(plan)], plan["arms"].items()
-    return [a for a, f in arms if not (f["curve"] or f["cell"] or a in copies)]
+    return [a for a, f in arms if not (f["curve"] or a in copies)]
 
 
 def sweeps(folders):
@@ -236,7 +237,7 @@ def control_losses(runs):
     reported = runs[runs.current & (runs.purpose == "report") & (runs.machine != "")]
     controls = reported[reported.control & (reported.status == "done")]
     machines = reported.machine.value_counts().index
-    return {machine: controls.loss[controls.machine == machine] for machine in machines}
+    return {machine: controls.val_loss_report[controls.machine == machine] for machine in machines}
 
 
 def machines_apart(runs):
@@ -261,7 +262,7 @@ def row_of(line, plan):
     """The row of `load` of a line of rows.jsonl. A loss that is not finite has diverged."""
     losses = {column: number(line.get(key)) for column, key in LOSSES.items()}
     status, arm = line["status"], line["arm"]
-    if status == "done" and not math.isfinite(losses["loss"]):
+    if status == "done" and not math.isfinite(losses["val_loss_report"]):
         status = "diverged"
     facts = plan["arms"].get(arm, {})
     values = plan["base_values"] | facts.get("changes", {})
@@ -274,7 +275,7 @@ def row_of(line, plan):
         "purpose": line["purpose"],
         "tokens": float(facts.get("curve") or 1),
         "status": status,
-        "stuck": status == "done" and is_stuck(losses["loss_whole"], facts, plan),
+        "stuck": status == "done" and is_stuck(losses["val_loss"], facts, plan),
         "current": is_current(line, plan),
         "control": arm in control_group(plan),
         **losses,

@@ -1,72 +1,212 @@
-"""The order of a sweep's runs: those that choose each arm's learning rate, the base at several
-numbers of tokens, the runs to report seed by seed over all arms, then more seeds for undecided
-arms."""
+"""Which runs a sweep has, and their order: those that choose each arm's learning rate, the base at
+several numbers of tokens, the runs to report seed by seed over all arms, then more seeds for
+undecided arms."""
 
 import itertools
 import math
 import statistics
 
-from bench.ablation import cluster, launch, rows, worth
+from bench.ablation import rows, runs, worth
+from bench.ablation.arms import BASE
 from bench.ablation.identity import digest
 from bench.ablation.progress import RunBar, say
-from bench.ablation.sweep import CURVE_SEEDS
+from common.runtime import seed_for
 
+TUNING_SEED = 1000  # first seed of the runs that choose a learning rate
+TUNE_SEEDS = 3  # runs at each rate
+REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
+CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
 EXTENSIONS = 2  # times that a grid of rates is extended if the chosen rate is at its edge
 CONTROLS = 8  # runs of the base when another kind of machine continues a sweep
 BETTER = 2  # standard errors by which another rate must beat the base's
 
 
-def run_sweep(sweep, stop):
-    """Run all runs of a sweep. Returns False if it was stopped midway."""
+# ---------------------------------------------------------------- the runs
+
+
+def job_of(sweep, arm, seed, lr, purpose):
+    """The run of an arm. Its seed sets the order of the data for all arms, and its weights."""
+    values = dict(arm.values)
+    if lr != 1:
+        values["learning_rate"] *= lr
+        if values.get("min_lr") is not None:
+            values["min_lr"] *= lr
+    values["seed"] = seed_for(int(digest(arm.name)[:8], 16), seed) % 10**9
+    values["data_seed"] = seed + REPLICATE_SEED if arm.replicate else seed
+    folder = sweep.out / "runs" / f"{arm.name.replace(' ', '-')}-s{seed}-lr{lr:g}"
+    return runs.Job(
+        arm=arm.name,
+        seed=seed,
+        lr=lr,
+        purpose=purpose,
+        out_dir=str(folder),
+        values=values,
+        config_hash=arm.config_hash,
+        code_hash=arm.code_hash,
+        data=sweep.data["fingerprint"],
+        kind=sweep.data["kind"],
+        prompt=sweep.config.prompt,
+        limit=runs.time_limit(sweep.predicted.get(arm.name)),
+        threads=sweep.machine.threads,
+        trainer=sweep.trainer,
+        number=seed - sweep.config.first_seed,
+    )
+
+
+def tuning_jobs(sweep, names=None):
+    """The runs that choose a learning rate for each arm (of those named, None: all), on seeds that
+    are not reported, and the base's runs on the same seeds."""
+    if sweep.config.lr_grid == [1]:
+        return []
+    return [
+        job_of(sweep, sweep.arms[name], TUNING_SEED + number, lr, "tune")
+        for number in range(TUNE_SEEDS)
+        for name, grid in sweep.grids.items()
+        if names is None or name in names
+        for lr in grid
+    ]
+
+
+def curve_jobs(sweep):
+    """The runs of the base at other multiples of its tokens."""
+    arms = [arm for arm in sweep.arms.values() if arm.curve]
+    return [job_of(sweep, arm, seed, 1.0, "curve") for seed in range(CURVE_SEEDS) for arm in arms]
+
+
+def report_jobs(sweep, first=0, end=None, names=None, most=math.inf):
+    """The runs to report, of all or some arms, that `end` seeds take and `first` do not, seed by
+    seed over all arms; at most `most` of each."""
+    before = sweep.planned_runs(first) if first else {}
+    after = sweep.planned_runs(end or sweep.config.seeds)
+    jobs = []
+    for number in range(max(after.values())):
+        for name, count in after.items():
+            wanted = names is None or name in names
+            if wanted and before.get(name, 0) <= number < min(count, most):
+                seed = sweep.config.first_seed + number
+                lr = sweep.chosen_lr.get(name, 1.0)
+                jobs.append(job_of(sweep, sweep.arms[name], seed, lr, "report"))
+    return jobs
+
+
+def pending_jobs(sweep):
+    """The planned runs, up to the first look, that are not done."""
+    jobs = tuning_jobs(sweep) + curve_jobs(sweep) + report_jobs(sweep)
+    return [job for job in jobs if job.key not in sweep.rows]
+
+
+# ---------------------------------------------------------------- their order
+
+
+def run_sweep(sweep, stop, start=runs.run_local):
+    """Run all runs of a sweep. start(jobs, sweep, stop) runs jobs and yields (job, row) when one
+    ends. Returns False if the sweep was stopped midway."""
     for jobs in phases(sweep):
-        if not run_jobs(sweep, jobs, stop):
+        if not run_jobs(sweep, jobs, stop, start):
             return False
-    return run_more_seeds(sweep, stop)
+    return run_more_seeds(sweep, stop, start)
 
 
 def phases(sweep):
-    """The jobs of each phase of a sweep, in turn; those of a phase depend on the rows of the phases
-    before. The curve comes before the runs to report: the margin is fixed by then."""
-    yield sweep.tuning_jobs()
+    """Yield the jobs of each phase of a sweep, which depend on the rows of the phases before. The
+    curve comes before the runs to report: the margin is fixed by then."""
+    yield tuning_jobs(sweep)
     while choose_learning_rates(sweep):
-        yield sweep.tuning_jobs()
-    curve = sweep.curve_jobs()
+        yield tuning_jobs(sweep)
+    curve = curve_jobs(sweep)
     if curve:
-        yield curve + sweep.report_jobs(names=["base"], most=CURVE_SEEDS)
+        yield curve + report_jobs(sweep, names=[BASE], most=CURVE_SEEDS)
     fix_margin(sweep)
     sweep.write_plan()
-    yield sweep.report_jobs()
+    yield report_jobs(sweep)
+
+
+def run_jobs(sweep, jobs, stop, start):
+    """Run the jobs that are not done, and write their rows. Returns False if stopped."""
+    reports = any(job.purpose == "report" and job.key not in sweep.rows for job in jobs)
+    if reports and start is runs.run_local:
+        jobs = own_controls(sweep) + jobs
+    pending = [job for job in jobs if job.key not in sweep.rows]
+    if not pending:
+        return not stop.status
+    with RunBar(sweep, jobs) as bar:
+        for job, row in start(pending, sweep, stop):
+            sweep.keep_row(job, row)
+            bar.ended(job, row)
+    return not stop.status
 
 
 def own_controls(sweep):
-    """Runs of the base on this kind of machine, where the reported runs so far are of others:
-    a report joins only machines whose runs of the base agree (rows.machines_apart)."""
-    here, base = sweep.facts["hardware"], sweep.arms["base"]
+    """Runs of the base on this kind of machine, where the reported runs so far come from others: a
+    report joins only machines whose runs of the base agree (rows.machines_apart)."""
+    here = sweep.machine.facts["hardware"]
     reported = [row for row in sweep.rows.values() if row["purpose"] == "report"]
-    known = [row["arm"] == "base" for row in reported if row.get("hardware") == here]
-    if not reported or len(known) == len(reported) or sum(known) >= CONTROLS:
+    ours = [row for row in reported if row.get("hardware") == here]
+    controls = [row for row in ours if row["arm"] == BASE]
+    if not reported or len(ours) == len(reported) or len(controls) >= CONTROLS:
         return []
     first = int(digest(here)[:7], 16)  # other seeds than those of the plan, and on each machine
-    return [sweep.job(base, first + number, 1.0, "report") for number in range(CONTROLS)]
+    base = sweep.arms[BASE]
+    return [job_of(sweep, base, first + number, 1.0, "report") for number in range(CONTROLS)]
+
+
+def run_more_seeds(sweep, stop, start):
+    """After each look but the last, run more seeds of the undecided arms and of what they are
+    compared with. The looks are planned beforehand, and the verdicts correct for all of them
+    (looks.py), so that errors hold although verdicts are read several times. Returns False if
+    stopped."""
+    from bench.ablation import verdicts
+
+    for first, end in itertools.pairwise(sweep.looks):
+        # A resumed sweep decides by the rows that were known at this look.
+        planned = sweep.planned_runs(first)
+        table = rows.load(sweep.out)
+        number = table.seed - sweep.config.first_seed  # of the run among those of its arm
+        known = (table.purpose != "report") | (number < table.arm.map(planned))
+        undecided = verdicts.undecided(table[known], rows.plan(sweep.out))
+        if undecided is not None:
+            say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")
+        if not undecided:
+            return True
+        compared = {sweep.arms[name].against for name in undecided}
+        names = [*undecided, *compared, *sweep.control_arms()]
+        if not run_jobs(sweep, report_jobs(sweep, first, end, names), stop, start):
+            return False
+    return True
+
+
+# ---------------------------------------------------------------- what is chosen between phases
 
 
 def choose_learning_rates(sweep):
     """Choose the multiple of the learning rate of each arm and of the base's replicate by the loss
     on the tuning half of the validation text. Returns whether one is at the edge of its grid, which
     is then longer, so that further runs are needed."""
-    longer, grids = False, {} if sweep.config.lr_grid == [1] else sweep.grids
-    for name, grid in grids.items():
+    if sweep.config.lr_grid == [1]:
+        return False
+    longer = False
+    for name, grid in sweep.grids.items():
         losses = {}
-        for job in sweep.tuning_jobs([name]):
-            row = sweep.rows.get(job.key, {})
-            loss = {"done": row.get("final_tune"), "diverged": math.inf}.get(row.get("status"))
-            losses.setdefault(job.lr, []).append(math.nan if loss is None else loss)
-        chosen = sweep.chosen_lr[name] = chosen_rate(losses)
-        further = {min(grid): chosen / 2, max(grid): chosen * 2}.get(chosen)
-        if further and len(grid) > 1 and len(grid) - len(sweep.config.lr_grid) < EXTENSIONS:
-            grid.append(further)
+        for job in tuning_jobs(sweep, [name]):
+            losses.setdefault(job.lr, []).append(tuning_loss(sweep.rows.get(job.key, {})))
+        chosen = chosen_rate(losses)
+        sweep.chosen_lr[name] = chosen
+        may_extend = len(grid) > 1 and len(grid) - len(sweep.config.lr_grid) < EXTENSIONS
+        if may_extend and chosen == min(grid):
+            grid.append(chosen / 2)
+            longer = True
+        elif may_extend and chosen == max(grid):
+            grid.append(chosen * 2)
             longer = True
     return longer
+
+
+def tuning_loss(row):
+    """The loss by which a rate is chosen: inf of a run that diverged, nan of one that failed."""
+    if row.get("status") == "diverged":
+        return math.inf
+    loss = row.get("final_tune") if row.get("status") == "done" else None
+    return math.nan if loss is None else loss
 
 
 def chosen_rate(losses):
@@ -88,75 +228,10 @@ def chosen_rate(losses):
 def fix_margin(sweep):
     """Fix the smallest difference that counts, from the base's runs at several multiples of its
     tokens, unless it is given or was fixed before."""
-    if sweep.margin is not None or not sweep.curve_jobs():
+    if sweep.margin is not None or not curve_jobs(sweep):
         return
     curve = worth.curve_of(rows.load(sweep.out))
     margin = curve.margin() if curve else math.nan
     if math.isfinite(margin):
         sweep.margin = margin
         sweep.margin_source = "5 % of the tokens, fixed before the arms' reported runs"
-
-
-def run_jobs(sweep, jobs, stop):
-    """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
-    reports = any(job.purpose == "report" and job.key not in sweep.rows for job in jobs)
-    if reports and sweep.config.engine == "local":
-        jobs = own_controls(sweep) + jobs
-    pending = [job for job in jobs if job.key not in sweep.rows]
-    if not pending:
-        return not stop.status
-    if sweep.config.engine == "local":
-        ended = launch.run_local(pending, sweep.slots, stop)
-    else:
-        cuda, gpu_share = sweep.device_kind == "cuda", sweep.config.workers or 1
-        ended = cluster.run_on_ray(pending, sweep.out, gpu_share, sweep.threads, cuda, stop)
-    with RunBar(sweep, jobs) as bar:
-        for job, row in ended:
-            sweep.keep_row(job, row)
-            bar.ended(job, row)
-    return not stop.status
-
-
-def run_more_seeds(sweep, stop):
-    """After each look but the last, run more seeds of the undecided arms and of what they are
-    compared with. The looks are planned beforehand, and the verdicts correct for all of them
-    (looks.py), so that errors hold although verdicts are read several times. Returns False if
-    stopped."""
-    from bench.ablation import verdicts
-
-    for first, end in itertools.pairwise(sweep.looks):
-        # A resumed sweep decides by the rows that were known at this look.
-        planned, runs = sweep.planned_runs(first), rows.load(sweep.out)
-        number = runs.seed - sweep.config.first_seed  # of the run among those of its arm
-        known = (runs.purpose != "report") | (number < runs.arm.map(planned))
-        undecided = verdicts.undecided(runs[known], rows.plan(sweep.out))
-        if undecided is not None:
-            say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")
-        if not undecided:
-            return True
-        compared = {sweep.arms[name].against for name in undecided}
-        names = [*undecided, *compared, *sweep.control_arms()]
-        if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop):
-            return False
-    return True
-
-
-def emit(sweep):
-    """Gather the runs that have ended, and write the array job of the phase that comes next.
-    Returns the exit status."""
-    device = None if sweep.device_is_here else "cpu"  # on a login node
-    for phase in phases(sweep):
-        for job in phase:
-            if job.key not in sweep.rows and launch.is_finished(job):
-                sweep.keep_row(job, launch.row_of(job, None, 0.0, device))
-        jobs = [job for job in phase if job.key not in sweep.rows]
-        if jobs:
-            machine = sweep.threads, sweep.device_kind == "cuda", sweep.config.sbatch
-            script = cluster.write_slurm(jobs, sweep.out, *machine)
-            print(
-                f"{len(jobs)} runs: start them with sbatch {script}\nWhen they have ended, this "
-                "command writes the next ones;\nwithout --emit it runs the rest on this machine"
-            )
-            return 0
-    print("all runs are done: the same command without emit writes the report")
-    return 0

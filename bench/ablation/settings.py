@@ -1,9 +1,11 @@
 """The settings of a sweep, and the reading of its command line."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+from bench.ablation.arms import DESIGN, STARTS_FROM
 from common.configurator import (
     PositiveInt,
     Range,
@@ -21,31 +23,18 @@ from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig, shorten_warmup
 from training.settings import scope as scope_of_run
 
-# The designs, each with the readable model that it starts from, if that is given.
-DESIGN = {
-    "leave_one_in": "gpt2",  # each part in which LLaMA differs, alone in GPT-2
-    "leave_one_out": "llama",  # each of them taken out of LLaMA
-    "ladder": None,  # one part after the other; each rung is compared with the one below
-    "axis": None,  # all words of one slot
-    "archs": None,  # all dense named architectures
-    "arms": None,  # those given by hand
-    "factorial": None,  # two levels of each factor, combined
-}
 # Keys of train.py that the sweep gives each run.
-OWNED = (*("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),)
+OWNED = ["seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"]
 # Keys of train.py that each command of a sweep states, even at their defaults.
-STATED = (
-    *("dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"),
-    *("device", "compile"),
-)
+STATED = ["dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"]
+STATED += ["device", "compile"]
+MOVED = ("engine", "emit", "sbatch")  # keys that extras/cluster.py has
 
 
 @dataclass
 class AblateConfig:
-    OFTEN = (
-        *("out_dir", "design", "axis", "arms", "match", "seeds", "looks", "screening"),
-        *("workers", "dry_run"),
-    )
+    OFTEN = ["out_dir", "design", "axis", "arms", "match", "seeds", "looks", "screening"]
+    OFTEN += ["workers", "dry_run"]
     # the report
     question: str = "Which part helps at this scale?"  # what the report answers
     out_dir: str = "out-ablate"  # the folder of the sweep
@@ -54,8 +43,6 @@ class AblateConfig:
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
     also: dict | str | None = None  # further columns: {"small": dict(n_embd=64)}; --also=small
     axis: str | None = None  # the slot whose words are all tried; replaces a design without axis
-    order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
-    factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
     match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share
     # the runs
     seeds: PositiveInt = 8  # runs to report for each arm, at the first look
@@ -65,24 +52,20 @@ class AblateConfig:
     looks: PositiveInt = 1  # how often verdicts are read; after each, more seeds if undecided
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
-    tune_seeds: Annotated[int, Range(least=2)] = 3  # runs at each rate, on seeds of their own
     screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
     # the report
     #: smallest loss difference that counts; None: what 5 % of the tokens are worth
     margin: Annotated[float, Range(least=0)] | None = None
     prompt: str = ""  # start of the samples in the report
     # the machines
-    workers: PositiveInt | None = None  # runs at a time; None: one per GPU. With ray: runs per GPU
-    engine: Literal["local", "ray"] = "local"  # where runs are started
-    emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
-    sbatch: str = ""  # options of the array job, such as "--partition=gpu --account=me"
+    workers: PositiveInt | None = None  # runs at a time; None: one per GPU
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
         if self.lr_grid is None:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:
-            self.curve = [] if self.screening or "factorial" in self.designs else [0.25, 0.5, 2]
+            self.curve = [] if self.screening else [0.25, 0.5, 2]
         for key in ("lr_grid", "curve"):
             values = getattr(self, key)
             if any(type(value) not in (int, float) or value <= 0 for value in values):
@@ -90,8 +73,6 @@ class AblateConfig:
             setattr(self, key, [float(value) for value in dict.fromkeys(values)])
         if 1 in self.curve:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
-        if self.looks > 1 and "factorial" in self.designs:
-            raise ValueError(f"looks={self.looks}: a factorial has one look: leave it out")
         if 1 not in self.lr_grid:
             raise ValueError(f"lr_grid={self.lr_grid} lacks 1, the base's rate: add it")
 
@@ -107,12 +88,6 @@ class AblateConfig:
 ALL = (TrainConfig, VariantConfig, AblateConfig)
 
 
-def part_name(key, value):
-    """The name of an arm: for a part its name, such as rope; for other keys such as bias=none."""
-    named = key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
-    return value if named else f"{key}={value}"
-
-
 class SweepSettings(NamedTuple):
     """What a sweep needs to know: all that its command line and its config files say."""
 
@@ -125,7 +100,8 @@ def read(argv, usage):
     """Read a command line and its config files. Returns [SweepSettings]: one for each column that
     --also names, or one for the sweep itself."""
     print_help(argv, usage, [AblateConfig])
-    given = load(argv, ALL, usage, scope, RENAMED)
+    moved = f"type {shlex.join(['python', '-m', 'extras.cluster', *argv])}"
+    given = load(argv, ALL, usage, scope, RENAMED | dict.fromkeys(MOVED, moved))
     if given.words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {given.words[0]}", "command line", fix)
@@ -146,11 +122,10 @@ def read(argv, usage):
 def scope(values):
     """The names that a config file may read besides the keys, as in train.py. A machine that only
     plans, such as a login node, need not have the device."""
-    device = values.get("device", "auto")
-    runs_elsewhere = values.get("emit") or values.get("engine") == "ray"
-    if runs_elsewhere and device != "auto":
-        return {"device": device, "device_memory": 0.0}
-    return scope_of_run(values)
+    try:
+        return scope_of_run(values)
+    except UserError:
+        return {"device": values["device"], "device_memory": 0.0}
 
 
 def at_column(values, name, typed):
@@ -208,8 +183,8 @@ def resolve(values, typed):
 
     base = {key: getattr(TrainConfig, key) for key in STATED}
     base["block_size"] = VariantConfig.block_size
-    corners = [DESIGN[word] for word in config.designs if DESIGN[word]]
-    base["model"] = corners[0] if corners else "gpt2"
+    models = [STARTS_FROM[word] for word in config.designs if word in STARTS_FROM]
+    base["model"] = models[0] if models else "gpt2"
     base |= given
     if base["device"] == "auto":
         base["device"] = find_device("auto")

@@ -1,163 +1,128 @@
-"""A sweep: its arms, its folder, its costs, and which of its runs are done."""
+"""A sweep: its arms, its machine, its folder, and which of its runs are done. schedule.py lists its
+runs in their order."""
 
 import json
 import math
 import shlex
-import statistics
-import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
-from bench.ablation import costs as timing
-from bench.ablation import fingerprint, identity, launch, looks, power
-from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
-from bench.ablation.designs import curve_arms, enumerate_arms
+from bench.ablation import fingerprint, identity, looks, rows, runs, schedule, step_times
+from bench.ablation.arms import BASE
+from bench.ablation.checks import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.identity import configuration, digest
 from bench.ablation.progress import doing, say
-from bench.ablation.rows import control_group, is_cost, is_row, judged_arms, plan
+from bench.ablation.settings import AblateConfig
 from common import files
 from common.configurator import build
-from common.errors import Failure, UserError
-from common.runtime import Runtime, choose_dtype, find_device, seed_for, versions
-from parts import costs
+from common.errors import UserError
+from common.runtime import Runtime, choose_dtype, find_device, versions
 from parts.architectures import configure
 from tokens import ngrams
 from training.run_folder import check_out_dir, lock_run, read_rows
 from training.settings import TrainConfig
 
-TUNING_SEED = 1000  # first seed of the runs that choose a learning rate
-REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
-CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
-NOISE_RUNS = 5  # runs of the base from which the noise is estimated
 # The product of these keys: the tokens that a run sees.
 TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
 NOT_STORED = ("name", "values")  # what sweep.json does not repeat of an arm
 # Keys of a sweep that sweep.json has as they are given.
-STORED = (
-    *("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "controls", "screening"),
-)
+STORED = ("question", "prompt", "match", "lr_grid", "seeds", "controls", "screening")
 
 
+@dataclass
+class Machine:
+    """Where the runs train."""
+
+    device_kind: str  # cpu, cuda or mps
+    is_here: bool  # False on a login node, which lacks the device but can plan
+    slots: list  # (GPU or None, threads) of each worker
+    facts: dict  # hardware, torch and other versions
+
+    @property
+    def threads(self):
+        """The threads of a run."""
+        return self.slots[0][1]
+
+
+@dataclass
 class Sweep:
-    """A sweep that is ready to run. Raises UserError for any mistake before anything is written."""
+    """A sweep that is ready to run."""
 
-    def __init__(self, settings, trainer=launch.TRAINER):
-        self.config = settings.config
-        self.base = settings.base
-        self.command = shlex.join(["python", "bench/ablate.py", *settings.arguments])
-        self.out = Path(self.config.out_dir)
-        self.trainer = trainer
-        self.facts = versions()
-        if not self.config.dry_run:
-            check_out_dir(self.out, resuming=True)
-        stored = plan(self.out) if (self.out / "sweep.json").exists() else {}
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        self.started = stored.get("started", now)
-        arms = enumerate_arms(self.config, self.base) + curve_arms(self.config, self.base)
-        self.arms = {arm.name: arm for arm in arms}
-        with doing("checking the arms") as show:
-            self.check_arms(show)
+    config: AblateConfig
+    command: str  # that continues it
+    trainer: str  # path of train.py
+    machine: Machine
+    arms: dict  # {name: Arm}, the base first
+    data: dict  # facts of the dataset
+    ngrams: dict  # losses of n-grams on the tokens that the base sees; {} if not known
+    fingerprints: list  # lines of fingerprints.jsonl
+    started: str
+    chosen_lr: dict  # {arm: multiple of the base's learning rate}
+    grids: dict  # {arm: multiples to choose from}
+    margin: float | None
+    margin_source: str | None
+    costs: dict = field(default_factory=dict)  # {arm: its row of costs.jsonl}
+    predicted: dict = field(default_factory=dict)  # {arm: seconds of a run}
+    rows: dict = field(default_factory=dict)  # {key of a job: its row of rows.jsonl}
+    lock: IO | None = None
 
-        self.find_machine()
-        machine = self.settle_machine()
-        for arm in arms:
-            arm.values |= machine
-        self.match()
-        with doing("computing what the arms' code does") as show:
-            self.identify(show)
-        self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
-        self.rows = {}  # key of a job: its row
-        base = [self.arms["base"].code_hash, self.arms["base"].config_hash]
-        kept = stored if stored and looks.identity(stored) == base else {}
-        rates = kept.get("chosen_lr", {}) if self.config.lr_grid != [1] else {}
-        self.chosen_lr = {name: rate for name, rate in rates.items() if name in self.arms}
-        self.take_over_rates()
-        self.grids = {  # the base is tuned already, by a search of its own
-            name: [1.0] if name == "base" else list(self.config.lr_grid)
-            for name, arm in self.arms.items()
-            if not arm.curve
-        }
-        self.margin, self.margin_source = self.config.margin, "given"
-        if self.margin is None:  # the one that was fixed before, if the base is still the same
-            self.margin, self.margin_source = kept.get("margin"), kept.get("margin_source")
-
-    def check_arms(self, show):
-        for arm in self.arms.values():
-            check_arm(arm, self.base)
-        self.data, tokenizer, self.counted = open_data(self.base)
-        tokenizer.encode(self.config.prompt)
-        for arm in self.arms.values():
-            show(arm.name)
-            if arm.name != "base" and not arm.replicate:
-                check_changes_output(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
-
-    def find_machine(self):
-        """Set the kind of device (cpu, cuda or mps), whether this machine has it (a login node,
-        which has none, can still plan), the slots of the workers, and the threads of a run."""
-        device = self.base["device"]
-        self.device_kind = device.split(":")[0]
-        try:
-            self.device_is_here = bool(find_device(device))
-        except UserError:
-            self.device_is_here = False
-        self.slots = launch.worker_slots(self.config.workers, device)
-        self.threads = self.slots[0][1]
-
-    def settle_machine(self):
-        """The device, number format and compilation of all runs: what train.py chooses for the
-        base. A login node, which lacks the device, takes the number format of today's GPUs."""
-        kind, dtype = self.device_kind, self.base.get("dtype", "auto")
-        if kind == "cpu":
-            runtime = timing.start_run(self.run_values(self.arms["base"])).runtime
-            return {"device": kind, "dtype": runtime.dtype, "compile": runtime.compile}
-        runtime = Runtime(kind, "float32", 0, 1, [])
-        runtime.choose_compile(self.base["compile"], math.inf)
-        if dtype == "auto":
-            dtype = choose_dtype(kind)[0] if self.device_is_here else "bfloat16"
-        return {"device": kind, "dtype": dtype, "compile": runtime.compile}
+    @property
+    def out(self):
+        return Path(self.config.out_dir)
 
     def run_values(self, arm):
         """The values of an arm's run, with the vocabulary of the dataset."""
         return {"vocab_size": self.data["vocab_size"]} | arm.values
 
-    def match(self):
-        """Match all arms to the base in cost, and set their config_hash."""
-        base, vocab_size = self.arms["base"], self.data["vocab_size"]
-        for arm in self.arms.values():
-            match_arm(arm, base, self.config.match, vocab_size)
-        # What a result depends on besides its code and the keys of train.py.
-        machine = {"torch": self.facts["torch"].partition("+")[0]}
-        if self.device_kind == "cpu":
-            machine["threads"] = self.threads
-        for arm in self.arms.values():
-            hashed = configuration(arm.values, vocab_size) | machine
-            arm.config_hash = digest([hashed, self.data["fingerprint"]])
+    # ------------------------------------------------------------ its plan
 
-    def identify(self, show):
-        """Set the code_hash of all arms: the ids of their fingerprints. Says which arms' code has
-        changed since their fingerprints were stored."""
-        self.fingerprints = identity.stored(self.out)
-        known = identity.by_configuration(self.fingerprints)
-        for arm in self.arms.values():
-            show(arm.name)
-            values, kind = self.run_values(arm), self.data["kind"]
-            numbers = fingerprint.compute(values, kind)
-            line, changed = identity.recognise(
-                known, identity.line_of(arm.name, values, kind, numbers)
-            )
-            arm.code_hash = line["id"]
-            if line not in self.fingerprints:
-                self.fingerprints.append(line)
-            if changed:
-                say(f"the code of {arm.name} computes something else: {'; '.join(changed)}")
+    @property
+    def looks(self):
+        """The planned numbers of seeds after which verdicts are read."""
+        return [self.config.seeds * 2**number for number in range(self.config.looks)]
 
-    def identify_forms(self):
-        """Add to the stored fingerprints of the arms that are about to run the steps in the form of
-        their runs, where that is not eager float32."""
-        if not self.device_is_here:
+    def outline(self):
+        """What planned_runs and control_group read of a plan."""
+        return {
+            "base": BASE,
+            "arms": {name: vars(arm) for name, arm in self.arms.items()},
+            "chosen_lr": self.chosen_lr,
+            "screening": self.config.screening,
+            "controls": self.config.controls,
+        }
+
+    def control_arms(self):
+        """The names of the base, and of its second copy if that has the base's rate."""
+        return rows.control_group(self.outline())
+
+    def judged_arms(self):
+        """The names of the arms that get a verdict."""
+        return rows.judged_arms(self.outline())
+
+    def planned_runs(self, seeds):
+        """{arm: runs to report} where each arm has `seeds` runs."""
+        return looks.planned_runs(self.outline(), seeds)
+
+    # ------------------------------------------------------------ its folder
+
+    def open(self, new_costs=()):
+        """Make the folder, lock it, and write the costs and sweep.json."""
+        (self.out / "runs").mkdir(parents=True, exist_ok=True)
+        self.lock = lock_run(self.out, write_id=True)
+        for row in new_costs:
+            files.append(self.out / "costs.jsonl", row)
+        self.add_forms()
+        identity.store(self.out, self.fingerprints)
+        self.write_plan()
+
+    def add_forms(self):
+        """Add to the fingerprints of the arms that are about to run the steps in the form of their
+        runs, where that is not eager float32."""
+        if not self.machine.is_here:
             return
-        pending = {job.arm for job in self.pending_jobs()}
+        pending = {job.arm for job in schedule.pending_jobs(self)}
         missing = []
         for line in self.fingerprints:
             arm = self.arms.get(line["arm"])
@@ -171,206 +136,13 @@ class Sweep:
                     values = self.run_values(self.arms[line["arm"]])
                     line["form"] = fingerprint.compute_in_form(values, line["kind"])
 
-    # ------------------------------------------------------------ costs
-
-    def measure(self, rounds=None):
-        """Time the arms that out_dir/costs.jsonl does not have yet. Sets self.costs and
-        self.predicted, and returns the new rows. Raises Failure if the base cannot be timed."""
-        patient = not (self.config.screening or self.config.dry_run)
-        self.costs, new = self.stored_costs(patient), []
-        timed = (name for name, arm in self.arms.items() if not arm.curve)
-        if missing := [name for name in timed if name not in self.costs]:
-            names = dict.fromkeys(["base", *missing])
-            values = {name: self.run_values(self.arms[name]) for name in names}
-            tries = timing.TRIES if patient else 1
-            new, failed = timing.time_arms(values, self.threads, rounds, tries)
-            for row in new:
-                row["hardware"] = self.facts["hardware"]
-                row["code_hash"] = self.arms[row["arm"]].code_hash
-                self.costs[row["arm"]] = row
-            for name, reason in failed.items():
-                print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
-            if "base" in failed:
-                raise Failure("cannot time the base", failed["base"], "run it with train.py alone")
-            if why := new[0]["disturbed"]:
-                print(f"warning: the report leaves out these step times: {why}", file=sys.stderr)
-        for name, arm in self.arms.items():
-            row = self.costs.get(name, self.costs["base"])
-            values = asdict(build(TrainConfig, arm.values)) | arm.values
-            self.predicted[name] = timing.run_seconds(row, values, self.data["scored_tokens"])
-        return new
-
-    def stored_costs(self, patient):
-        """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration.
-        Rows timed on a busy machine are timed again once it is quiet."""
-        facts = {"hardware": self.facts["hardware"], "threads": self.threads}
-        rows = {}
-        for row in read_rows(self.out / "costs.jsonl", is_cost):
-            arm = self.arms.get(row["arm"])
-            if arm is not None:
-                model = configure(self.run_values(arm), as_variant=True)
-                same = {"code_hash": arm.code_hash, "parameters": costs.parameters(model)}
-                rows |= {arm.name: row} if (facts | same).items() <= row.items() else {}
-        quiet = {name: row for name, row in rows.items() if row.get("quiet")}
-        if len(quiet) < len(rows) and patient and timing.wait_until_quiet(0):
-            return quiet
-        return rows
-
-    # ------------------------------------------------------------ runs
-
-    def job(self, arm, seed, lr, purpose):
-        """The run of an arm. Its seed sets the order of the data for all arms, and its weights."""
-        values = dict(arm.values)
-        if lr != 1:
-            values["learning_rate"] *= lr
-            if values.get("min_lr") is not None:
-                values["min_lr"] *= lr
-        values["seed"] = seed_for(int(digest(arm.name)[:8], 16), seed) % 10**9
-        values["data_seed"] = seed + REPLICATE_SEED * arm.replicate
-        folder = self.out / "runs" / f"{arm.name.replace(' ', '-')}-s{seed}-lr{lr:g}"
-        return launch.Job(
-            arm=arm.name,
-            seed=seed,
-            lr=lr,
-            purpose=purpose,
-            out_dir=str(folder),
-            values=values,
-            config_hash=arm.config_hash,
-            code_hash=arm.code_hash,
-            data=self.data["fingerprint"],
-            kind=self.data["kind"],
-            prompt=self.config.prompt,
-            limit=launch.time_limit(self.predicted.get(arm.name)),
-            threads=self.threads,
-            trainer=self.trainer,
-            number=seed - self.config.first_seed,
-        )
-
-    def control_arms(self):
-        """The names of the base, and of its second copy if that has the base's rate."""
-        return control_group(self.outline())
-
-    def tuning_jobs(self, names=None):
-        """The runs that choose a learning rate for each arm, on seeds that are not reported, and
-        those of the base on the same seeds."""
-        if self.config.lr_grid == [1]:
-            return []
-        return [
-            self.job(self.arms[name], TUNING_SEED + number, lr, "tune")
-            for number in range(self.config.tune_seeds)
-            for name, grid in self.grids.items()
-            if names is None or name in names
-            for lr in grid
-        ]
-
-    def curve_jobs(self):
-        """The runs of the base at other multiples of its tokens."""
-        arms = [arm for arm in self.arms.values() if arm.curve]
-        return [self.job(arm, seed, 1.0, "curve") for seed in range(CURVE_SEEDS) for arm in arms]
-
-    def outline(self):
-        """What planned_runs and control_group read of a plan."""
-        arms = {name: vars(arm) for name, arm in self.arms.items()}
-        given = {key: getattr(self.config, key) for key in ("screening", "controls")}
-        return given | {"base": "base", "arms": arms, "chosen_lr": self.chosen_lr}
-
-    @property
-    def looks(self):
-        """The planned numbers of seeds after which verdicts are read."""
-        return [self.config.seeds * 2**number for number in range(self.config.looks)]
-
-    @property
-    def parent(self):
-        """The folder of the sweep of which this one is a column; None if it is none."""
-        return self.out.parent if isinstance(self.config.also, str) else None
-
-    def take_over_rates(self):
-        """Give the arms of a column that tunes no rates those of the sweep that it belongs to."""
-        if self.parent is None or self.config.lr_grid != [1]:
-            return
-        path, fix = self.parent / "sweep.json", "run the sweep without --also first"
-        content = plan(self.parent) if path.exists() else {}
-        rates, arms = content.get("chosen_lr", {}), judged_arms(self.outline())
-        missing = [arm for arm in arms if arm not in rates]
-        if missing and content.get("lr_grid") != [1]:
-            raise UserError(f"no rate is chosen yet for {', '.join(missing)}", path, fix)
-        self.chosen_lr |= {arm: rates[arm] for arm in arms if arm in rates}
-
-    def planned_runs(self, seeds):
-        """{arm: runs to report} where each arm has `seeds` runs."""
-        return looks.planned_runs(self.outline(), seeds)
-
-    def report_jobs(self, first=0, end=None, names=None, most=math.inf):
-        """The runs to report, of all or some arms, that `end` seeds take and `first` do not, seed
-        by seed over all arms; at most `most` of each."""
-        before = self.planned_runs(first) if first else {}
-        after, first_seed = self.planned_runs(end or self.config.seeds), self.config.first_seed
-        return [
-            self.job(self.arms[name], first_seed + run, self.chosen_lr.get(name, 1.0), "report")
-            for run in range(max(after.values()))
-            for name, count in after.items()
-            if before.get(name, 0) <= run < min(count, most) and (names is None or name in names)
-        ]
-
-    def decides(self, seeds):
-        """The smallest difference and tie that a look can show, in nats if the noise is known."""
-        counts, cells = self.planned_runs(seeds), [arm.cell for arm in self.arms.values()]
-        control, runs = sum(counts[name] for name in self.control_arms()), sum(counts.values())
-        if any(cells):  # each effect is a difference between the means of two halves
-            family = len(cells[0])
-            se, df = 2 / math.sqrt(runs), runs - 1 - math.comb(family + 1, 2)
-            what = f"{family} effects from {runs} runs"
-        else:
-            family = len(judged_arms(self.outline()))
-            se, df = math.sqrt(1 / seeds + 1 / control), seeds + control - 2
-            least = power.least_runs(family)
-            df = runs - len(counts) if self.config.screening else df * (seeds >= least)
-            what = f"{seeds} runs of an arm beside {control} of the base"
-        if seeds < 2 or df < 1:
-            return f"{what} decide nothing: give more --seeds"
-        share = 1 if self.config.screening else looks.share_of(len(self.looks))
-        level, noise = power.ALPHA * share / family, self.noise()
-        visible = power.smallest_visible(se, df, level)
-        tie = power.smallest_tie(se, df, level)
-        unit = "nats" if noise else "standard deviations of a run"
-        found, within = (f"{x * noise:.4f}" if noise else f"{x:.1f}" for x in (visible, tie))
-        shown = "" if self.config.screening else f", and a tie within {within}"
-        return f"{what} show a difference of {found} {unit} 80 times in 100{shown}"
-
-    def noise(self):
-        """The standard deviation of the base's losses in nats, None while few runs are known."""
-        control = self.control_arms()
-        losses = [
-            row["final_report"]
-            for row in self.rows.values()
-            if (row["arm"] in control, row["purpose"], row["status"]) == (True, "report", "done")
-        ]
-        return statistics.stdev(losses) if len(losses) >= NOISE_RUNS else None
-
-    def pending_jobs(self):
-        """The planned runs, up to the first look, that are not done."""
-        jobs = self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
-        return [job for job in jobs if job.key not in self.rows]
-
-    # ------------------------------------------------------------ the folder
-
-    def open(self, new_costs):
-        """Make the folder, lock it, and write the costs and sweep.json."""
-        (self.out / "runs").mkdir(parents=True, exist_ok=True)
-        self.lock = lock_run(self.out, write_id=True)
-        for row in new_costs:
-            files.append(self.out / "costs.jsonl", row)
-        self.identify_forms()
-        identity.store(self.out, self.fingerprints)
-        self.write_plan()
-
     def read_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
-        stored = read_rows(self.out / "rows.jsonl", is_row)
+        stored = read_rows(self.out / "rows.jsonl", rows.is_row)
         hashes = {(name, arm.config_hash, arm.code_hash) for name, arm in self.arms.items()}
         keys = "arm", "config_hash", "code_hash"
         current = [row for row in stored if tuple(map(row.get, keys)) in hashes]
-        self.rows = {launch.key(row): row for row in current if row["status"] != "failed"}
+        self.rows = {runs.key(row): row for row in current if row["status"] != "failed"}
         if len(stored) > len(current):
             say(
                 f"{len(stored) - len(current)} rows here come from other code, another "
@@ -384,35 +156,204 @@ class Sweep:
         files.append(self.out / "rows.jsonl", row)
         self.rows[job.key] = row
         if row["status"] != "failed":
-            launch.drop_checkpoints(job)
+            runs.drop_checkpoints(job)
 
     def write_plan(self):
         """Write sweep.json."""
-        base, config = self.arms["base"], self.config
-        model = configure(self.run_values(base), as_variant=True)
-        values = asdict(build(TrainConfig, base.values)) | asdict(model)
-        tokens = math.prod(values[key] for key in TOKENS)
-        content = {key: getattr(config, key) for key in STORED} | {
-            "design": ",".join(config.designs),
-            "base": "base",
-            "base_values": values,
+        base = self.arms[BASE]
+        content = {key: getattr(self.config, key) for key in STORED} | {
+            "design": ",".join(self.config.designs),
+            "base": BASE,
+            "base_values": base_values(base, self.data),
             "arms": {
                 name: {key: value for key, value in vars(arm).items() if key not in NOT_STORED}
                 for name, arm in self.arms.items()
             },
             "chosen_lr": self.chosen_lr,
-            "ngrams": ngrams.yardsticks(self.counted, tokens, values["block_size"]),
+            "ngrams": self.ngrams,
             "looks": self.looks,
-            "also": self.config.also if self.parent else "",
+            "also": self.config.also if parent_of(self.config) else "",
             "margin": self.margin,
             "margin_source": self.margin_source,
-            "max_iters": values["max_iters"],
+            "max_iters": base.values["max_iters"],
             "command": self.command,
             "data": self.data,
             "code_hash": base.code_hash,
-            "git_commit": self.facts["git_commit"],
-            "hardware": self.facts["hardware"],
-            "versions": self.facts,
+            "git_commit": self.machine.facts["git_commit"],
+            "hardware": self.machine.facts["hardware"],
+            "versions": self.machine.facts,
             "started": self.started,
         }
         files.write(self.out / "sweep.json", json.dumps(content, indent=1))
+
+
+# ---------------------------------------------------------------- making it
+
+
+def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
+    """A Sweep from its SweepSettings and its arms. Raises UserError for any mistake before anything
+    is written. elsewhere: other machines run it."""
+    config = settings.config
+    base = settings.base
+    if not config.dry_run:
+        check_out_dir(Path(config.out_dir), resuming=True)
+    stored = stored_plan(config.out_dir)
+    arms = {arm.name: arm for arm in arms}
+    with doing("checking the arms") as show:
+        data, counted = check_arms(arms, base, config.prompt, show)
+
+    machine = find_machine(base["device"], config.workers, elsewhere)
+    settled = settle_machine(machine, base, {"vocab_size": data["vocab_size"]} | arms[BASE].values)
+    for arm in arms.values():
+        arm.values |= settled
+    for arm in arms.values():
+        match_arm(arm, arms[BASE], config.match, data["vocab_size"])
+    for arm in arms.values():
+        arm.config_hash = config_hash(arm, data, machine)
+    with doing("computing what the arms' code does") as show:
+        fingerprints = identify(arms, data, config.out_dir, show)
+
+    values = base_values(arms[BASE], data)
+    tokens = math.prod(values[key] for key in TOKENS)
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    kept = kept_plan(stored, arms[BASE])  # what was fixed before holds for the same base only
+    sweep = Sweep(
+        config=config,
+        command=shlex.join(["python", "bench/ablate.py", *settings.arguments]),
+        trainer=trainer,
+        machine=machine,
+        arms=arms,
+        data=data,
+        ngrams=ngrams.yardsticks(counted, tokens, values["block_size"]),
+        fingerprints=fingerprints,
+        started=stored.get("started", now),
+        chosen_lr={},
+        grids=grids_of(config, arms),
+        margin=config.margin,
+        margin_source="given",
+    )
+    if config.margin is None:
+        sweep.margin = kept.get("margin")
+        sweep.margin_source = kept.get("margin_source")
+    if config.lr_grid == [1]:
+        sweep.chosen_lr = parent_rates(config, sweep.judged_arms())
+    else:
+        rates = kept.get("chosen_lr", {})
+        sweep.chosen_lr = {name: rate for name, rate in rates.items() if name in arms}
+    return sweep
+
+
+def stored_plan(folder):
+    """The content of FOLDER/sweep.json; {} if there is none."""
+    return rows.plan(folder) if (Path(folder) / "sweep.json").exists() else {}
+
+
+def kept_plan(stored, base):
+    """The stored plan, if its base is still this arm; otherwise {}."""
+    same = stored and looks.identity(stored) == [base.code_hash, base.config_hash]
+    return stored if same else {}
+
+
+def check_arms(arms, base, prompt, show):
+    """Check all arms, and set their values. Returns (facts of the data, the stored losses of n-gram
+    models or None)."""
+    for arm in arms.values():
+        check_arm(arm, base)
+    data, tokenizer, counted = open_data(base)
+    tokenizer.encode(prompt)
+    for arm in arms.values():
+        show(arm.name)
+        if arm.name != BASE and not arm.replicate:
+            check_changes_output(arm, arms[arm.against], data["vocab_size"])
+    return data, counted
+
+
+def find_machine(device, workers, elsewhere):
+    """The Machine of a sweep. Raises UserError if it lacks the device, unless the runs are for
+    other machines: a login node, which has no GPU, can still plan."""
+    try:
+        is_here = bool(find_device(device))
+    except UserError:
+        if not elsewhere:
+            raise
+        is_here = False
+    slots = runs.worker_slots(workers, device)
+    return Machine(device.split(":")[0], is_here, slots, versions())
+
+
+def settle_machine(machine, base, values):
+    """The device, number format and compilation of all runs: what train.py chooses for the base,
+    whose run has these values. A login node takes the number format of today's GPUs."""
+    kind = machine.device_kind
+    dtype = base.get("dtype", "auto")
+    if kind == "cpu":
+        runtime = step_times.start_run(values).runtime
+        return {"device": kind, "dtype": runtime.dtype, "compile": runtime.compile}
+    runtime = Runtime(kind, "float32", 0, 1, [])
+    runtime.choose_compile(base["compile"], math.inf)
+    if dtype == "auto":
+        dtype = choose_dtype(kind)[0] if machine.is_here else "bfloat16"
+    return {"device": kind, "dtype": dtype, "compile": runtime.compile}
+
+
+def config_hash(arm, data, machine):
+    """The digest of what a result depends on besides its code: the keys of train.py, torch's
+    version, the threads of a CPU, and the data."""
+    hashed = configuration(arm.values, data["vocab_size"])
+    hashed["torch"] = machine.facts["torch"].partition("+")[0]
+    if machine.device_kind == "cpu":
+        hashed["threads"] = machine.threads
+    return digest([hashed, data["fingerprint"]])
+
+
+def identify(arms, data, out_dir, show):
+    """Set the code_hash of all arms, the ids of their fingerprints, and print which arms' code has
+    changed since its fingerprint was stored. Returns the lines of fingerprints.jsonl."""
+    lines = identity.stored(out_dir)
+    known = identity.by_configuration(lines)
+    for arm in arms.values():
+        show(arm.name)
+        values = {"vocab_size": data["vocab_size"]} | arm.values
+        numbers = fingerprint.compute(values, data["kind"])
+        new = identity.line_of(arm.name, values, data["kind"], numbers)
+        line, changed = identity.recognise(known, new)
+        arm.code_hash = line["id"]
+        if line not in lines:
+            lines.append(line)
+        if changed:
+            say(f"the code of {arm.name} computes something else: {'; '.join(changed)}")
+    return lines
+
+
+def base_values(base, data):
+    """All keys of train.py of the base, with their defaults."""
+    model = configure({"vocab_size": data["vocab_size"]} | base.values, as_variant=True)
+    return asdict(build(TrainConfig, base.values)) | asdict(model)
+
+
+def grids_of(config, arms):
+    """{arm: multiples of the learning rate to choose from}. The base is tuned already, by a search
+    of its own."""
+    grids = {name: list(config.lr_grid) for name, arm in arms.items() if not arm.curve}
+    return grids | {BASE: [1.0]}
+
+
+def parent_of(config):
+    """The folder of the sweep of which this one is a column; None if it is none."""
+    return Path(config.out_dir).parent if isinstance(config.also, str) else None
+
+
+def parent_rates(config, arms):
+    """{arm: the rate that the sweep of this column has chosen}; {} for a sweep that is no column.
+    Raises UserError if some of the arms have none yet."""
+    parent = parent_of(config)
+    if parent is None:
+        return {}
+    content = stored_plan(parent)
+    rates = content.get("chosen_lr", {})
+    missing = [arm for arm in arms if arm not in rates]
+    if missing and content.get("lr_grid") != [1]:
+        fix = "run the sweep without --also first"
+        what = f"no rate is chosen yet for {', '.join(missing)}"
+        raise UserError(what, parent / "sweep.json", fix)
+    return {arm: rates[arm] for arm in arms if arm in rates}

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from bench.ablation.factorial import ALONE
-from bench.ablation.verdicts import TEST
+from bench.ablation.comparisons import TEST
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
@@ -109,7 +108,6 @@ def verdicts_table(section):
     from the base's runs and those of its replicate, if that has the same learning rate."""
     rows = []
     for row in section.verdicts.to_dict("records"):
-        alone = (row.get(key, math.nan) for key in ALONE)
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}
         cells["difference [95 %]"] = difference(row)
         cells["worth × tokens"] = multiple(row, ends=section.curve_ends)
@@ -119,7 +117,6 @@ def verdicts_table(section):
         )
         cells["parameters"] = number(section.cost(row["arm"], "parameters"), short)
         cells["more seeds"] = number(row["more_seeds"], ".0f")
-        cells["in the base alone [95 %]"] = interval(*alone, signed)
         rows.append(cells | outcomes(section, row["arm"] if row["kind"] != "replicate" else ""))
     base = section.plan["base"]
     first = {"change": base, "runs": str(len(section.reported(base))), **outcomes(section, base)}
@@ -146,8 +143,8 @@ def tests_table(section):
             {
                 "change": row["name"],
                 "what changes": what_changes(section, row),
-                "loss (sd)": f"{number(row['loss'])} ({number(row['sd'])})",
-                "bits/byte": number(row["loss"] * factor),
+                "loss (sd)": f"{number(row['val_loss_report'])} ({number(row['sd'])})",
+                "bits/byte": number(row["val_loss_report"] * factor),
                 "p": number(row["p"], ".2g"),
                 "p (Holm)": number(row["p_holm"], ".2g"),
                 "p (tie)": number(row["p_tie"], ".2g"),
@@ -163,7 +160,7 @@ def tests_table(section):
 def what_changes(section, row):
     """The keys that differ from what the row is compared with."""
     arm = section.plan["arms"].get(row["arm"], {})
-    changes = arm.get("changes") or section.high_level(row["arm"])
+    changes = arm.get("changes") or {}
     texts = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in changes.values())
     return ", ".join(map("=".join, zip(changes, texts, strict=True))) or DASH
 
@@ -174,16 +171,17 @@ def what_changes(section, row):
 def noise_table(section):
     """The replicate is the base again, with other initial weights and another order of the data: it
     should not differ. Differences below the smallest one here mostly stay undecided."""
-    facts, copies = section.verdicts.attrs, section.replicate.to_dict("records")
-    share = facts["tie_power"]
+    facts = section.facts
+    copies = section.replicate.to_dict("records")
+    share = facts.tie_power
     values = {
-        "loss of the base": number(facts["base_mean"]),
-        "standard deviation of one run": number(facts["base_sd"]),
-        "runs of the base and its replicate": number(facts["base_n"], ".0f"),
+        "loss of the base": number(facts.base_mean),
+        "standard deviation of one run": number(facts.base_sd),
+        "runs of the base and its replicate": number(facts.base_n, ".0f"),
         "replicate minus base [95 %]": difference(*copies) if copies else DASH,
-        "difference that 80 of 100 such sweeps find": number(facts["smallest_visible"]),
-        "margin of a tie": number(facts["margin"]),
-        "the margin is": facts["margin_source"] if known(facts["margin"]) else DASH,
+        "difference that 80 of 100 such sweeps find": number(facts.smallest_visible),
+        "margin of a tie": number(facts.margin),
+        "the margin is": facts.margin_source if known(facts.margin) else DASH,
         "chance that an equal arm is called a tie": f"{share:.0%}" if known(share) else DASH,
     }
     rows = [{"noise": key, "": value} for key, value in values.items() if value != DASH]

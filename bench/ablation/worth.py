@@ -92,7 +92,7 @@ def curve_of(runs):
     learned = done[~done.stuck]
     done = learned if learned.control.any() else done
     done = done[(done.purpose == "curve") | (done.control & (done.purpose == "report"))]
-    losses = {k: group.loss.dropna() for k, group in done.groupby("tokens")}
+    losses = {k: group.val_loss_report.dropna() for k, group in done.groupby("tokens")}
     losses = {k: values for k, values in losses.items() if len(values)}
     return Curve(losses) if len(losses) > 1 and 1 in losses else None
 

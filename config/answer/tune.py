@@ -6,7 +6,7 @@
 # decay, and the momentum. 16 x 2 runs of about two minutes, two at a time: 35 minutes. The
 # half of the validation text that chooses:
 #   python -c "from bench.ablation import rows
-#   print(rows.load('OUT').groupby('arm').loss_tune.mean().sort_values())"
+#   print(rows.load('OUT').groupby('arm').val_loss_tune.mean().sort_values())"
 question = "At which rates does the base of the shelf learn best?"
 out_dir = f"bench/results/answer/tune-{model}"
 design = "arms"

@@ -2,7 +2,7 @@
 # the shelf:
 #   python bench/ablate.py config/answer/gpt2.py config/answer/tune_adamw.py --workers=2
 #   python bench/ablate.py config/answer/llama.py config/answer/tune_adamw.py --workers=2
-# 11 x 2 runs of about two minutes. Read loss_tune as config/answer/tune.py says.
+# 11 x 2 runs of about two minutes. Read val_loss_tune as config/answer/tune.py says.
 question = "At which rate, warm-up and beta2 does AdamW learn best?"
 out_dir = f"bench/results/answer/tune-adamw-{model}"
 design = "arms"

@@ -20,7 +20,15 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import contexts, costs, fingerprint, launch, power, schedule, sweep, verdicts
+from bench.ablation import (
+    fingerprint,
+    measure,
+    power,
+    runs,
+    schedule,
+    step_times,
+    verdicts,
+)
 from bench.ablation import rows as frames
 from common.errors import UserError
 from common.files import ROOT
@@ -36,7 +44,7 @@ ROPE = arm(rope=dict(position="rope"))
 
 
 def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, monkeypatch):
-    monkeypatch.setattr(launch, "time_limit", lambda predicted: 1.0)
+    monkeypatch.setattr(runs, "time_limit", lambda predicted: 1.0)
     three = arm(crash=dict(norm="dyt"), hang=dict(position="alibi"), rope=dict(position="rope"))
     status = drive(three, "--seeds=2", "--screening")
     rows = rows_of(out)
@@ -46,13 +54,13 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     assert rows["crash", 0, 1, "report"]["reason"] == reason
     assert rows["hang", 1, 1, "report"]["reason"] == "over the limit of 1 s"
     printed = capsys.readouterr().out
-    assert "the table" in printed and printed.splitlines()[-1] == str(out / "report.html")
+    assert "the table" in printed and printed.splitlines()[-1] == str(out / "report.md")
     done = [row for row in rows.values() if row["status"] == "done"]
     given = [dict(re.findall(r"--(\w+)=(\S+)", row["command"])) for row in done]
     # Arms see the data in one order, except the base's second copy; no two runs begin alike.
     for keys, row in zip(given, done, strict=True):
         again = row["arm"] == "base again"
-        assert keys["data_seed"] == str(row["seed"] + sweep.REPLICATE_SEED * again)
+        assert keys["data_seed"] == str(row["seed"] + schedule.REPLICATE_SEED * again)
         assert row["curve"][-1][:2] == [4, row["final_val_loss"]]
         assert row["final_tune"] + 0.2 == pytest.approx(row["final_report"])
         assert row["blocks"] == pytest.approx([row["final_val_loss"], row["final_val_loss"] + 0.2])
@@ -87,7 +95,7 @@ def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out, ca
     assert rows["wild", 1, 1, "report"]["reason"] == "loss nan at step 1"
     before = (out / "rows.jsonl").read_text()
     assert drive(*what) == 0 and (out / "rows.jsonl").read_text() == before
-    assert drive(*what, "--dry_run") == 0 and "no run is pending\n" in capsys.readouterr().out
+    assert drive(*what, "--dry_run") == 0 and "nothing left to run\n" in capsys.readouterr().out
     # Also if the driver was killed before it wrote the row.
     lines = [line for line in before.splitlines(True) if '"diverged"' not in line]
     (out / "rows.jsonl").write_text("".join(lines))
@@ -105,21 +113,24 @@ def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out, ca
 )
 def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
     """The last one as when its dataset is prepared from another text while the sweep runs."""
-    monkeypatch.setattr(contexts.checkpoint, "steps", lambda folder: [4])
+    monkeypatch.setattr(measure.checkpoint, "steps", lambda folder: [4])
     opened = None, None, None, {"data": data}
-    monkeypatch.setattr(contexts.checkpoint, "open_run", lambda *args: opened)
+    monkeypatch.setattr(measure.checkpoint, "open_run", lambda *args: opened)
     if data == "d":
-        monkeypatch.setattr(launch, "measure_trained", lambda *args: {})
+        monkeypatch.setattr(runs, "measure_trained", lambda *args: {})
     log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": last}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
     values = {"max_iters": 4, "device": "cpu", "dataset": "book"}
-    row = launch.row_of(launch.Job("a", 0, 1, "report", str(tmp_path), values, *"chd"), None, 1.0)
+    row = runs.row_of(runs.Job("a", 0, 1, "report", str(tmp_path), values, *"chd"), None, 1.0)
     assert row["status"] == status and row["final_val_loss"] == last
     assert re.match(why or "None", str(row["reason"]))
 
 
-def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(drive, out):
-    what = ["--seeds=2", "--tune_seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
+def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
+    drive, out, monkeypatch
+):
+    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
+    what = ["--seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
     assert drive(ROPE, *what) == 0
     rows = rows_of(out)
     assert frames.plan(out)["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
@@ -135,9 +146,10 @@ def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(driv
     assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
 
 
-def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out):
+def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out, monkeypatch):
     """The base's rate is half its best. A grid is extended twice at most."""
-    grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4", "--tune_seeds=2"]
+    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
+    grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4"]
     assert drive(ROPE, "--seeds=2", *grid) == 0
     plan, runs = frames.plan(out), frames.load(out)
     assert plan["chosen_lr"] == {"base": 1, "rope": 4, "base again": 2}
@@ -146,7 +158,7 @@ def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out):
     reported = runs[runs.purpose == "report"]
     assert dict(Counter(reported.arm)) == {"base": 4, "rope": 2, "base again": 2}
     assert set(runs.arm[runs.control]) == {"base"} and frames.judged_arms(plan) == ["rope"]
-    rope, again = verdicts.judge(runs, plan).to_dict("records")
+    rope, again = verdicts.judge(runs, plan)[0].to_dict("records")
     assert rope["n_control"] == 4 and again["kind"] == "replicate" and again["difference"] < -0.1
 
 
@@ -238,38 +250,19 @@ def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys):
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
     assert len(commands) == 7  # one for each arm, the base and its copy
     assert max(len(line) for line in lines if line not in commands) <= 80
-    assert drive("--design=leave_one_in", "--dry_run", "--emit=slurm") == 0 and not out.exists()
 
 
-def test_a_slurm_array_is_written_and_gathered(drive, out):
-    what = [ROPE, "--seeds=1", "--curve=[2]"]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for runs in (5, 2):  # the curve and the base, then rope and the replicate
-        assert drive(*what, "--emit=slurm") == 0
-        script = (out / "slurm.sh").read_text()
-        assert f"#SBATCH --array=0-{runs - 1}\n" in script and "--gres" not in script
-        assert len((out / "commands.txt").read_text().splitlines()) == runs
-        for task in [*range(runs), runs - 1]:  # the last one once more, as after a requeue
-            task_of = environment | {"SLURM_ARRAY_TASK_ID": str(task)}
-            subprocess.run(["bash", out / "slurm.sh"], env=task_of, check=True, timeout=60)
-    assert len(rows_of(out)) == 5
-    # Nothing is left to train.
-    assert drive(*what, trainer="no/trainer.py") == 0
-    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 7
-    assert steps_of(out / "runs" / "rope-s0-lr1") == ["1", "2", "3", "4"]
+@pytest.mark.parametrize("flag", ["--emit=slurm", "--engine=ray", "--sbatch=--partition=gpu"])
+def test_flags_of_clusters_name_the_command_that_has_them(drive, out, flag):
+    with pytest.raises(UserError, match=r"extras\.cluster .*" + flag):
+        drive("--design=leave_one_in", flag)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this is no login node")
-def test_a_login_node_without_a_gpu_plans_and_writes_the_job(drive, out, capsys):
-    cuda = [ROPE, "--seeds=2", "--device=cuda"]
-    assert drive(*cuda, "--emit=slurm", "--sbatch=--partition=gpu --account=me") == 0
-    script = (out / "slurm.sh").read_text().splitlines()
-    for line in ("gres=gpu:1", "partition=gpu", "account=me"):
-        assert f"#SBATCH --{line}" in script
-    assert f"export PATH={Path(sys.executable).parent}:$PATH" in script  # the virtual environment
-    assert "--device=cuda" in (out / "commands.txt").read_text()
-    assert drive(*cuda, "--engine=ray", "--dry_run") == 0
-    assert capsys.readouterr().out.count("an unknown time") == 2
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is here")
+def test_a_device_that_is_not_here_is_refused(drive, out):
+    with pytest.raises(UserError, match="cuda"):
+        drive("--design=leave_one_in", "--device=cuda")
+    assert not out.exists()
 
 
 def test_odd_lines_stop_nothing_and_an_odd_plan_is_refused(drive, out, capsys):
@@ -292,13 +285,13 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 import bench.ablate
 assert "repo_root" not in sys.modules
-bench.ablate.costs.ROUNDS, bench.ablate.run_all.__defaults__ = 1, ({stub!r},)
+bench.ablate.step_times.ROUNDS, bench.ablate.run_all.__defaults__ = 1, ({stub!r},)
 runs = bench.ablate.ablate(
     {str(ROOT / "config/ablate_shakespeare.py")!r}, arms={{"rope": dict(position="rope")}},
     dataset="words", data_dir={str(data_dir)!r}, out_dir="sweep", seeds=1, n_layer=1, n_embd=16,
     block_size=16, n_head=2, max_iters=4, eval_interval=2, device="cpu", eval_tokens=100,
 )
-assert sorted(runs.arm) == ["base", "base again", "rope"] and runs.loss.notna().all()
+assert sorted(runs.arm) == ["base", "base again", "rope"] and runs.val_loss.notna().all()
 """
     command, environment = [sys.executable, "-c", code], os.environ | {"STUB_FORGETS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -330,11 +323,11 @@ def happens(condition, seconds=60):
 def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, monkeypatch, how):
     """One of two runs ends, and the other one saves after its step."""
     monkeypatch.setenv("STUB_SLEEP", "0.1")
-    monkeypatch.setattr(launch, "POLL", 0.02)
-    monkeypatch.setattr(launch, "row_of", lambda job, reason, *_: {"reason": reason})
+    monkeypatch.setattr(runs, "POLL", 0.02)
+    monkeypatch.setattr(runs, "row_of", lambda job, reason, *_: {"reason": reason})
     values = {"seed": 0, "data_seed": 0, "learning_rate": 1e-3}
     jobs = [
-        launch.Job(
+        runs.Job(
             *(name, 0, 1, "report", str(tmp_path / name), values | {"max_iters": steps}),
             *("c", "h", "d"),
             trainer=stub,
@@ -342,7 +335,8 @@ def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, mo
         for name, steps in (("short", 1), ("long", 200))
     ]
     stop = SimpleNamespace(status=None)
-    ended = launch.run_local(jobs, [(None, 1)] * 2, stop)
+    machine = SimpleNamespace(slots=[(None, 1)] * 2)
+    ended = runs.run_local(jobs, SimpleNamespace(machine=machine), stop)
     job, row = next(ended)
     assert job.arm == "short" and row == {"reason": None}
     assert happens((tmp_path / "long" / "steps.txt").exists)
@@ -398,36 +392,11 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(drive, data_dir, tmp_path,
 
 def test_workers_share_cores_and_gpus(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert launch.worker_slots(4, "cpu") == [(None, 2)] * 4
-    assert launch.worker_slots(None, "cpu") == [(None, 8)]
+    assert runs.worker_slots(4, "cpu") == [(None, 2)] * 4
+    assert runs.worker_slots(None, "cpu") == [(None, 8)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert launch.worker_slots(4, "cuda") == [("2", 2), ("5", 2)] * 2
-    assert launch.worker_slots(None, "cuda:1") == [("5", 8)]
-
-
-def test_ray_runs_a_sweep_on_two_nodes(drive, out, monkeypatch):
-    monkeypatch.setenv("STUB_FORGETS", "1")  # the nodes would measure a model that is none
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    try:
-        cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-        two = arm(rope=dict(position="rope"), crash=dict(norm="dyt"))
-        assert drive(two, "--seeds=2", "--engine=ray") == 1
-        rows = rows_of(out)
-        failed = {name[0] for name, row in rows.items() if row["status"] == "failed"}
-        assert len(rows) == 8 and failed == {"crash"}
-        assert len({row["node"] for row in rows.values()}) == 2
-        # Once more: what is done is not done again.
-        drive(two, "--seeds=2", "--engine=ray")
-        assert steps_of(rows["rope", 0, 1, "report"]) == ["1", "2", "3", "4"]
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    assert runs.worker_slots(4, "cuda") == [("2", 2), ("5", 2)] * 2
+    assert runs.worker_slots(None, "cuda:1") == [("5", 8)]
 
 
 # ---------------------------------------------------------------- for real
@@ -437,7 +406,7 @@ def test_ray_runs_a_sweep_on_two_nodes(drive, out, monkeypatch):
 def test_a_real_sweep(data_dir, out, monkeypatch):
     """Two arms, two seeds, trained by train.py, reported; and started again, which changes
     nothing."""
-    monkeypatch.setattr(costs, "TRIES", 1)  # no wait for a quiet machine
+    monkeypatch.setattr(step_times, "TRIES", 1)  # no wait for a quiet machine
     length = ["--seeds=2", "--max_iters=12", "--eval_interval=6"]
     what = arguments(data_dir, out, ROPE, *length, "--prompt=the")
     assert ablate.main(what) == 0
@@ -495,7 +464,7 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     for p in model.parameters():
         torch.nn.init.normal_(p, 0, 0.5)
     tokens, runtime = np.random.default_rng(0).integers(0, 11, 400), set_up("cpu", "float32")
-    found = contexts.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
+    found = measure.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
     ends = np.unique(np.linspace(64, 399, 8).astype(int))
 
     def loss_at(end, context, targets):
@@ -514,6 +483,6 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     # The training context of 8 tokens slides with each target.
     slid = [loss_at(end, 8, 1) for last in ends for end in (last, last - 1)]
     assert found["4"]["window"]["loss"] == pytest.approx(sum(slid) / len(slid), abs=1e-5)
-    assert contexts.extrapolation(model, tokens[:18], runtime)["1"]["loss"] > 0  # 1 target
-    short = contexts.extrapolation(model, tokens[:20], runtime)
+    assert measure.extrapolation(model, tokens[:18], runtime)["1"]["loss"] > 0  # 1 target
+    short = measure.extrapolation(model, tokens[:20], runtime)
     assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train
-from bench.ablation import costs
+from bench.ablation import step_times
 from common import runtime
 from helpers.ablation import arm
 from helpers.runs import losses as logged
@@ -38,14 +38,14 @@ def timed(planned, monkeypatch):
     def times(again=1.0, **options):
         made.clear(), count.clear()
         monkeypatch.setitem(SECONDS, "base again", 0.04 * again)
-        rows, failed = costs.time_arms(arms, 1, 20, **options)
+        rows, failed = step_times.time_arms(arms, 1, 20, **options)
         return {row["arm"]: row for row in rows}, failed
 
     made, count = [], {}
     plan = planned(ARMS)
     arms = {name: plan.run_values(arm) for name, arm in plan.arms.items()}
-    monkeypatch.setattr(costs.Probe, "step", step)
-    monkeypatch.setattr(costs.OtherWork, "share", lambda work: 0.0)
+    monkeypatch.setattr(step_times.Probe, "step", step)
+    monkeypatch.setattr(step_times.OtherWork, "share", lambda work: 0.0)
     return times
 
 
@@ -64,7 +64,7 @@ def test_memory_is_what_the_forward_pass_keeps(planned):
     values = plan.run_values(plan.arms["swiglu"])
     c = configure(values, as_variant=True)
     wanted = 16 * closed_form.parameters(c) + saved_bytes(make(c), 16, 16)
-    assert costs.Probe(values).memory_bytes == pytest.approx(wanted, rel=0.03)
+    assert step_times.Probe(values).memory_bytes == pytest.approx(wanted, rel=0.03)
 
 
 def test_an_arm_is_timed_by_steps_of_a_real_run(planned, out, tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_an_arm_is_timed_by_steps_of_a_real_run(planned, out, tmp_path, monkeypa
         return losses[-1], 0.0
 
     monkeypatch.setattr(train, "train_step", step)
-    probe = costs.Probe(values)
+    probe = step_times.Probe(values)
     assert probe.step() > 0
     run = tmp_path / "run"
     monkeypatch.setattr(train, "train_step", train_step)
@@ -111,18 +111,18 @@ def test_other_work_is_noticed_and_our_own_is_not(monkeypatch):
     which this process takes as much as it does."""
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        work = costs.OtherWork()
+        work = step_times.OtherWork()
         time.sleep(1.5)
-        assert work.share() > 0.4 / len(costs.cores())  # less than one core, if others compete
+        assert work.share() > 0.4 / len(step_times.cores())  # less than one core, if others compete
     finally:
         busy.kill()
         busy.wait()
-    if costs.busy_seconds() is None:
+    if step_times.busy_seconds() is None:
         pytest.skip("this system has no /proc/stat")
-    monkeypatch.setattr(costs, "cores", lambda: [0, 1])
+    monkeypatch.setattr(step_times, "cores", lambda: [0, 1])
     clock = lambda: 0.5 * time.perf_counter() + time.process_time()
-    monkeypatch.setattr(costs, "busy_seconds", clock)
-    work = costs.OtherWork()
+    monkeypatch.setattr(step_times, "busy_seconds", clock)
+    work = step_times.OtherWork()
     a = torch.ones(200, 200)
     end = time.perf_counter() + 0.3
     while time.perf_counter() < end:
@@ -132,8 +132,8 @@ def test_other_work_is_noticed_and_our_own_is_not(monkeypatch):
 
 def test_busy_rounds_are_timed_again_and_decide_nothing_if_it_stays_busy(timed, monkeypatch):
     shares = iter([0.5, 0.0, 0.5, 0.5])
-    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: False)
-    monkeypatch.setattr(costs.OtherWork, "share", lambda work: next(shares))
+    monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: False)
+    monkeypatch.setattr(step_times.OtherWork, "share", lambda work: next(shares))
     rows, _ = timed(tries=3)
     assert rows["swiglu"]["quiet"] and rows["swiglu"]["step_ratio"]
     rows, _ = timed(tries=2)
@@ -150,12 +150,17 @@ def test_a_base_that_differs_from_itself_shows_a_disturbance(timed):
 
 def test_times_of_a_busy_machine_are_replaced_once_it_is_quiet(planned, out, quick, monkeypatch):
     plan = planned(ARMS)
-    plan.open(plan.measure())
+    plan.open(step_times.time_sweep(plan))
     plan.lock.close()
     rows = (out / "costs.jsonl").read_text()
-    assert not plan.measure()  # nothing is timed twice
+    assert not step_times.time_sweep(plan)  # nothing is timed twice
     (out / "costs.jsonl").write_text(rows.replace('"quiet": true', '"quiet": false'))
-    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: False)
-    assert not plan.measure()
-    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: True)
-    assert {row["arm"] for row in plan.measure()} == {"base", "base again", "swiglu", "crash"}
+    monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: False)
+    assert not step_times.time_sweep(plan)
+    monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: True)
+    assert {row["arm"] for row in step_times.time_sweep(plan)} == {
+        "base",
+        "base again",
+        "swiglu",
+        "crash",
+    }

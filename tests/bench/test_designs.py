@@ -1,14 +1,12 @@
-"""The arms that a design enumerates, from the dictionaries or as cells of a factorial, and the
-columns of a sweep."""
+"""The arms that a design enumerates from the dictionaries, and the columns of a sweep."""
 
-import itertools
 from collections import Counter
 
-import numpy as np
 import pytest
 
 import ablate
-from bench.ablation import arms, designs, rows, settings
+from bench.ablation import checks, rows, schedule, settings
+from bench.ablation.arms import list_arms
 from common.configurator import from_text, keys
 from common.errors import UserError
 from common.files import ROOT
@@ -18,7 +16,6 @@ from parts.variant import POSITION
 
 SWEEPS = [path for path in (ROOT / "config").rglob("*.py") if "bench/ablate.py" in path.read_text()]
 DIFFER = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
-FACTORS = ["position", "norm", "mlp", "bias", "tie_embeddings"]
 
 
 @pytest.mark.parametrize(
@@ -46,17 +43,23 @@ def test_designs_come_from_the_dictionaries():
 
 
 def test_ladder_goes_from_one_corner_to_the_other():
-    order = ["norm", "position", "mlp", "tie_embeddings", "bias", "gqa"]
-    *rungs, _ = names(design="ladder", order=order, arms={"gqa": dict(n_kv_head=1)}).values()
-    assert [arm.name for arm in rungs] == [
-        *("base", "+rmsnorm", "+rope", "+swiglu", "+tie_embeddings=False", "+bias=none", "+gqa")
-    ]
+    *rungs, _ = names(design="ladder").values()
     assert [arm.against for arm in rungs[1:]] == [arm.name for arm in rungs[:-1]]
-    last = arms.with_changes({"model": "gpt2", "n_head": 2, "n_embd": 32}, rungs[-2].changes)
+    last = checks.with_changes({"model": "gpt2", "n_head": 2, "n_embd": 32}, rungs[-1].changes)
     assert configure(last, as_variant=True) == configure(
         {"model": "llama", "n_head": 2, "n_embd": 32}, as_variant=True
     )
-    assert rungs[-1].changes == rungs[-2].changes | {"n_kv_head": 1}
+
+
+def test_the_rungs_of_a_ladder_are_the_arms_given():
+    steps = {"rms": dict(norm="rmsnorm"), "rope": dict(position="rope"), "gqa": dict(n_kv_head=1)}
+    *rungs, _ = names(design="ladder", arms=steps).values()
+    assert [(arm.name, arm.against) for arm in rungs[1:]] == [
+        ("+rms", "base"),
+        ("+rope", "+rms"),
+        ("+gqa", "+rope"),
+    ]
+    assert rungs[-1].changes == {"norm": "rmsnorm", "position": "rope", "n_kv_head": 1}
 
 
 @pytest.mark.parametrize("path", sorted(SWEEPS), ids=lambda path: path.stem)
@@ -64,82 +67,16 @@ def test_ladder_goes_from_one_corner_to_the_other():
 def test_every_shipped_sweep_is_valid(path, device):
     """Its arms are accepted and matched, in each column, on a CPU and (a login node) for a GPU."""
     shelf = {"tune": "gpt2.py", "recipe": "llama.py"}.get(path.stem.split("_")[0], path.name)
-    argv = [str(path.with_name(shelf)), str(path), f"--device={device}", "--emit=slurm"]
+    argv = [str(path.with_name(shelf)), str(path), f"--device={device}"]
     for column in ["", *(read_sweep(argv)[0].also or {})]:
         config, base = read_sweep([*argv, f"--also={column}"])
-        made = {arm.name: arm for arm in designs.enumerate_arms(config, base)}
+        made = {arm.name: arm for arm in list_arms(config, base)}
         for arm in made.values():
-            arms.check_arm(arm, base)
-            arms.match_arm(arm, made["base"], config.match, 65)
+            checks.check_arm(arm, base)
+            checks.match_arm(arm, made["base"], config.match, 65)
         assert len(made) >= (3 if column.startswith("confirm") else 4 + (not column))
         assert config.question != settings.AblateConfig.question
         assert config.out_dir != settings.AblateConfig.out_dir
-
-
-def cells(base=None, **given):
-    return list(names(base, **{"design": "factorial", "factors": FACTORS} | given).values())
-
-
-@pytest.mark.parametrize("factors, size", [*enumerate((4, 8, 16, 16, 32, 64, 64, 128, 128), 2)])
-def test_a_fraction_is_balanced_and_has_resolution_five_and_the_base(factors, size):
-    """Sizes by Box, Hunter and Hunter's table. Each product of up to four columns is balanced."""
-    design = designs.fraction(factors)
-    assert (design[0] == -1).all() and len(np.unique(design, axis=0)) == len(design) == size
-    for number in range(1, min(4, factors) + 1):
-        for columns in itertools.combinations(range(factors), number):
-            assert design[:, columns].prod(1).sum() == 0
-
-
-def test_cells_are_arms_whose_changes_are_their_high_levels():
-    made = cells()
-    assert len(made) == 16 and made[0].name == "base" and not made[0].changes
-    assert {arm.against for arm in made[1:]} == {None} and made[0].against == "base"
-    llama = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": "none"}
-    llama["tie_embeddings"] = False
-    for arm in made:
-        assert arm.changes == {name: llama[name] for name, level in arm.cell.items() if level}
-    assert "rope+rmsnorm+swiglu+no bias" in {arm.name for arm in made}
-    assert len({arm.name for arm in made}) == 16
-
-
-def test_anything_can_be_a_factor():
-    muon = {"muon": [dict(optimizer="adamw"), dict(optimizer="muon", learning_rate=1e-2)]}
-    made = cells({"learning_rate": 3e-3}, factors=["norm", muon])
-    assert [arm.name for arm in made] == ["base", "muon", "rmsnorm", "rmsnorm+muon"]
-    both = {"norm": "rmsnorm", "optimizer": "muon", "learning_rate": 1e-2}
-    assert made[-1].changes == both and made[-1].cell == {"norm": 1, "muon": 1}
-    # From LLaMA's corner the low level is LLaMA's word.
-    assert cells({"model": "llama"}, factors=["norm", "mlp"])[1].changes == {"mlp": "gelu"}
-
-
-@pytest.mark.parametrize(
-    "given, wanted",
-    [
-        (dict(factors=["norm"]), "1 factors"),
-        (dict(factors=["norm", "block"]), "block has no level of GPT-2 and of LLaMA"),
-        (dict(factors={"a": dict(norm="rmsnorm"), "b": []}), "two levels .factors: 'a'"),
-        (
-            dict(factors=["norm", {"muon": [dict(optimizer="muon"), dict(optimizer="adamw")]}]),
-            "low level optimizer=muon of muon is not the base's adamw",
-        ),
-        (
-            dict(factors=["norm", {"other": [{}, dict(norm="none")]}]),
-            "norm and other both change norm",
-        ),
-        (dict(arms={"x": dict(n_layer=1)}), "factorial makes all arms itself"),
-    ],
-)
-def test_a_factorial_that_cannot_be_is_refused(given, wanted):
-    with pytest.raises(UserError, match=wanted):
-        cells(**given)
-
-
-def test_a_factorial_runs_each_cell_with_every_seed(drive, out):
-    """Without a second copy of the base, and with an equal number of runs of each cell."""
-    drive("--design=factorial", "--factors=['norm','mlp']", "--seeds=2")
-    runs = sorted((arm, seed) for arm, seed, *_ in rows_of(out))
-    cells = ["base", "rmsnorm", "rmsnorm+swiglu", "swiglu"]
-    assert runs == [(name, seed) for name in cells for seed in range(2)]
 
 
 ARMS = {"rope": {"position": "rope"}, "rms": {"norm": "rmsnorm"}}
@@ -149,14 +86,15 @@ def shelf(data_dir, folder, **also):
     """The command line of a sweep whose config file states everything, also these columns."""
     lines = [arg.removeprefix("--").partition("=") for arg in arguments(data_dir, folder / "out")]
     given = {key: from_text(text, keys(*settings.ALL)[key]) for key, _, text in lines}
-    given |= {"arms": ARMS, "also": also, "seeds": 2, "tune_seeds": 2, "lr_grid": [0.5, 1, 2]}
+    given |= {"arms": ARMS, "also": also, "seeds": 2, "lr_grid": [0.5, 1, 2]}
     (folder / "shelf.py").write_text("".join(f"{key} = {given[key]!r}\n" for key in given))
     return [str(folder / "shelf.py")]
 
 
 def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
-    data_dir, tmp_path, out, quick, stub
+    data_dir, tmp_path, out, quick, stub, monkeypatch
 ):
+    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
     small = dict(n_embd=16, seeds=3, arms=["rope"], lr_grid=[1])
     argv = shelf(data_dir, tmp_path, small=small, deep=dict(n_layer=3))
     with pytest.raises(UserError, match="no rate is chosen yet for rope .*run the sweep without"):

@@ -69,7 +69,7 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
         assert "with AdamW" in shown and "on Python files" not in shown.partition("How to read")[0]
     assert "- **Undecided for LLaMA with AdamW, helps with Muon**: RoPE\n" in text
     assert "✓" in html and rope.at("gpt2").row["badge"]
-    assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.html" in html
+    assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.md" in html
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert {"example", "swaps", "rates", "worths", "published"} <= pictures
 
@@ -105,7 +105,7 @@ def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path, col
     shelf(tmp_path / "other", 1000, effects=small, screening=True, curve=[])
     shelf(tmp_path / "plays", 1500, effects=worse)
     folders = [tmp_path / name for name in ("gpt2", "other", "plays")]
-    first, other, plays = (report.sections([folder])[0] for folder in folders)
+    first, other, plays = (report.judge([folder])[0] for folder in folders)
     sections = {"gpt2": plays, "gpt2/python": first} if beside else {"gpt2": first}
     made = page.Page(CONFIG, sections | {f"gpt2/{CONFIG['columns'][column]}": other})
     assert ("gpt2", column) not in made.shelves

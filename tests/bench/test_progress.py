@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from bench.ablation import launch, progress
+from bench.ablation import progress, runs
 
 
 def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
-    jobs = [launch.Job("rope", seed, 1, "report", "out", {}, *"chd") for seed in range(2)]
+    jobs = [runs.Job("rope", seed, 1, "report", "out", {}, *"chd") for seed in range(2)]
     done = {"status": "done", "final_val_loss": 1.5, "best_val_loss": 1.25, "wall_seconds": 20.0}
     ends = [done, {"status": "diverged", "reason": "loss nan [at step 1]"}]
     sweep, drawn = SimpleNamespace(rows={}, predicted={"rope": 10.0}), Console(width=80)

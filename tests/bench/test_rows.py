@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.ablation import looks, rows, verdicts
+from bench.ablation import looks, rows, schedule, verdicts
 from bench.ablation.schedule import own_controls
 from common.errors import UserError
 from helpers.sweeps import make_sweep, write_lines
@@ -27,7 +27,7 @@ def test_the_table_has_a_row_for_each_run(tmp_path):
     assert runs.current.all() and set(runs.arm[runs.control]) == {"base", "base-again"}
     row = runs[(runs.arm == "rope") & (runs.seed == 0) & (runs.purpose == "report")].iloc[0]
     halves = [rope["final_report"], rope["final_tune"], rope["final_val_loss"]]
-    assert [row.loss, row.loss_tune, row.loss_whole] == halves
+    assert [row.val_loss_report, row.val_loss_tune, row.val_loss] == halves
     assert row.test_loss == rope["test_loss"]
     assert (row.blocks, row.curve) == (rope["blocks"], rope["curve"])
     assert (row.step_ratio, row.parameters) == (1 + 2 / 24, 802_000)
@@ -49,13 +49,15 @@ def test_the_table_has_a_row_for_each_run(tmp_path):
 )
 def test_only_rows_of_this_plan_count(tmp_path, change, stale, failed):
     _, lines, rope = make(tmp_path)
-    expected = rows.load(tmp_path).query("arm == 'rope' and purpose == 'report'").loss.mean()
+    expected = (
+        rows.load(tmp_path).query("arm == 'rope' and purpose == 'report'").val_loss_report.mean()
+    )
     wrong = rope | {"final_report": 9.9}
     for line, same in ((wrong | change, True), (wrong, False)):  # the last line of a run counts
         write_lines(tmp_path, [*lines, line])
         runs = rows.load(tmp_path)
         current = runs[runs.current & (runs.status == "done") & (runs.purpose == "report")]
-        assert (current.loss[current.arm == "rope"].mean() == expected) == same
+        assert (current.val_loss_report[current.arm == "rope"].mean() == expected) == same
         if same:
             assert (~runs.current).sum() == stale and (runs.status == "failed").sum() == failed
 
@@ -86,7 +88,7 @@ def test_an_odd_row_is_named_and_left_out(tmp_path, capsys, odd):
 def test_an_odd_line_of_the_history_is_left_out(tmp_path, odd):
     make(tmp_path)
     plan, runs = rows.plan(tmp_path), rows.load(tmp_path)
-    looks.record([tmp_path], plan, runs, verdicts.judge(runs, plan), [])
+    looks.record([tmp_path], plan, runs, *verdicts.judge(runs, plan), [])
     (line,) = looks.read([tmp_path], plan)
     write_lines(tmp_path, [line | odd if odd else {}, line], "history.jsonl")
     assert looks.read([tmp_path], plan) == [line]
@@ -122,7 +124,7 @@ def test_a_run_above_the_trigrams_of_its_text_is_stuck(tmp_path):
     runs = rows.load(tmp_path)
     assert runs.stuck[(runs.arm == "rope") & (runs.purpose == "report")].sum() == len(ends) - 1
     shorter = runs[runs.tokens < 1]
-    assert (shorter.loss_whole > trigrams).any() and not shorter.stuck.any()
+    assert (shorter.val_loss > trigrams).any() and not shorter.stuck.any()
     assert not runs.stuck[runs.status != "done"].any()
 
 
@@ -139,11 +141,13 @@ def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, joi
     assert current.count().sum() == len(lines) + 3 + controls and current.all().sum() == 1 + joined
 
 
-def test_another_machine_trains_the_base_first():
-    sweep = SimpleNamespace(facts={"hardware": "B"}, arms={"base": "base"}, job=lambda *job: job)
+def test_another_machine_trains_the_base_first(monkeypatch):
+    monkeypatch.setattr(schedule, "job_of", lambda *job: job)
+    machine = SimpleNamespace(facts={"hardware": "B"})
+    sweep = SimpleNamespace(machine=machine, arms={"base": "base"})
     sweep.rows = {k: {"arm": "base", "purpose": "report", "hardware": "B"} for k in range(3)}
     assert own_controls(sweep) == []
     sweep.rows |= {k: {"arm": "base", "purpose": "report", "hardware": "A"} for k in range(3, 9)}
-    assert len({seed for _, seed, *_ in own_controls(sweep)} - {*range(1000)}) == 8
+    assert len({seed for _, _, seed, *_ in own_controls(sweep)} - {*range(1000)}) == 8
     sweep.rows |= dict.fromkeys(range(9, 14), sweep.rows[0])
     assert own_controls(sweep) == []

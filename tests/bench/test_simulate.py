@@ -47,12 +47,6 @@ def test_an_arm_with_runs_that_are_stuck_is_not_better():
     assert better == 0 and fails > 0.9
 
 
-@pytest.mark.parametrize("noise", simulate.OUTCOMES[:5], ids=lambda noise: noise.name)
-def test_a_factorial_errs_as_often_as_it_says(noise):
-    errors = simulate.factorial_errors(100, 4, noise)
-    assert max(errors) <= 0.06 + 2 * np.sqrt(0.06 * 0.94 / 100)
-
-
 def test_a_screening_errs_as_often_as_it_says():
     design, test = simulate.SCREENINGS[1], simulate.by_screening
     for noise, error in zip(simulate.NOISES[:2], (0.05, 0.09), strict=True):

@@ -11,7 +11,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import contrasts, looks, power, rows, verdicts
+from bench.ablation import comparisons, contrasts, looks, power, rows, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
 from helpers.sweeps import make_sweep, write_lines
 from training.run_folder import read_rows
@@ -21,14 +21,14 @@ ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
 
 
 def judge(sweep, lines, prices=(), **given):
-    """(frame, {name: row}) of a sweep's verdicts."""
+    """(table, {name: row}, facts) of a sweep's verdicts."""
     plan = rows.complete(sweep)
-    frame = verdicts.judge(rows.table(lines, plan, list(prices)), plan, **given)
-    return frame, frame.set_index("name").to_dict("index")
+    table, facts = verdicts.judge(rows.table(lines, plan, list(prices)), plan, **given)
+    return table, table.set_index("name").to_dict("index"), facts
 
 
 def judged(folder, **keys):
-    """(frame, {name: row}) of the verdicts of a sweep with these settings."""
+    """(table, {name: row}, facts) of the verdicts of a sweep with these settings."""
     sweep, lines, _ = make_sweep(folder, **keys)
     return judge(sweep, lines)
 
@@ -94,29 +94,29 @@ def test_fisher_s_test_is_the_library_s_where_an_arm_fails_more_often():
 
 def test_a_sweep(tmp_path):
     sweep, lines, prices = make_sweep(tmp_path)
-    frame, found = judge(sweep, lines, prices.values())
-    assert list(frame.columns) == verdicts.COLUMNS
+    frame, found, facts = judge(sweep, lines, prices.values())
+    assert list(frame.columns) == comparisons.COLUMNS
     assert frame.verdict.to_list() == [
         *("better", "better", "undecided", "worse", "worse"),
         *("fails 5 of 5", "noise"),
     ]
     control, rope = reported(lines, "base", "base-again"), reported(lines, "rope")
-    assert frame.attrs["base_mean"] == pytest.approx(control.mean())  # the half that chose nothing
-    assert (frame.attrs["base_n"], frame.attrs["family"]) == (13, 6)
+    assert facts.base_mean == pytest.approx(control.mean())  # the half that chose nothing
+    assert (facts.base_n, facts.family) == (13, 6)
     assert found["rope"]["difference"] == pytest.approx(rope.mean() - control.mean())
     p, student = (stats.ttest_ind(rope, control, equal_var=var).pvalue for var in (False, True))
     assert found["rope"]["p"] == pytest.approx(p)
     assert found["rope"]["p_looks"] == pytest.approx(max(p, student) / 0.9)
     swaps = frame[frame.kind == "swap"]
     assert swaps.p_holm.to_list() == pytest.approx(multipletests(swaps.p_looks, method="holm")[1])
-    assert (frame.attrs["margin"], frame.attrs["margin_source"]) == (0.0052, sweep["margin_source"])
+    assert (facts.margin, facts.margin_source) == (0.0052, sweep["margin_source"])
     assert found["gqa"]["n"] == 5  # the stale row's .5 is nowhere
 
     plan = rows.plan(tmp_path)
     undecided = frame[frame.verdict == "undecided"]
     assert verdicts.undecided(rows.load(tmp_path), plan) == undecided.arm.to_list()
-    assert list(undecided.arm) == ["swiglu"] and frame.attrs["undecided"] == 1
-    assert frame.attrs["more_median"] == undecided.more_seeds.iloc[0] >= 1
+    assert list(undecided.arm) == ["swiglu"] and facts.undecided == 1
+    assert facts.more_median == undecided.more_seeds.iloc[0] >= 1
 
 
 def test_the_replicate_has_the_pooled_interval(tmp_path):
@@ -136,14 +136,14 @@ def test_the_replicate_has_the_pooled_interval(tmp_path):
 @pytest.mark.parametrize(("noise", "verdict"), [(2e-3, "tie"), (8e-3, "undecided")])
 def test_an_equal_arm_ties_where_the_noise_allows_it(tmp_path, noise, verdict):
     effects = ROPE | {"same": 0.0}
-    frame, found = judged(tmp_path, seeds=8, effects=effects, **CALM, noise=noise)
+    frame, found, facts = judged(tmp_path, seeds=8, effects=effects, **CALM, noise=noise)
     assert found["same"]["verdict"] == verdict
-    assert (frame.attrs["tie_power"] > 0.9) == (verdict == "tie")
+    assert (facts.tie_power > 0.9) == (verdict == "tie")
 
 
 @pytest.mark.parametrize("screening", [False, True])
 def test_one_seed_gives_no_verdict_and_no_number_of_seeds(tmp_path, screening):
-    frame, _ = judged(tmp_path, seeds=1, stale=False, screening=screening)
+    frame, _, facts = judged(tmp_path, seeds=1, stale=False, screening=screening)
     swaps = frame[frame.kind == "swap"]
     assert set(swaps.verdict) == {"no verdict"} and swaps.more_seeds.isna().all()
     assert swaps.reason.str.contains("one seed").all()
@@ -215,22 +215,23 @@ def test_the_direction_is_that_of_the_deciding_look(tests, shares, verdict):
 
 
 def look_again(folder, **keys):
-    """(verdicts, lines of the history) of a report in a folder with a sweep of these settings."""
+    """(facts, lines of the history) of a report in a folder with a sweep of these settings."""
     make_sweep(folder, effects=keys.pop("effects", ROPE), **CALM, **keys)
-    return report([folder]), read_rows(folder / "history.jsonl", looks.is_line)
+    return report([folder])[1], read_rows(folder / "history.jsonl", looks.is_line)
 
 
 def report(folders):
-    """The verdicts of a report of some folders, which their histories note."""
+    """(table, facts) of a report of some folders, which their histories note."""
     ((plan, paths),) = rows.sweeps(folders)
-    history, runs = looks.read(paths, plan), rows.load(paths)
-    frame = verdicts.judge(runs, plan, history)
-    looks.record(paths, plan, runs, frame, history)
-    return frame
+    history = looks.read(paths, plan)
+    runs = rows.load(paths)
+    table, facts = verdicts.judge(runs, plan, history)
+    looks.record(paths, plan, runs, table, facts, history)
+    return table, facts
 
 
-def shares_of(frame, key="share"):
-    return pytest.approx([getattr(look, key) for look in frame.attrs["looks"]])
+def shares_of(facts, key="share"):
+    return pytest.approx([getattr(look, key) for look in facts.looks])
 
 
 def test_each_report_adds_what_it_read_to_the_history(tmp_path):
@@ -251,20 +252,20 @@ def test_controls_that_are_added_after_a_look_do_not_take_it_again(tmp_path):
     sweep, lines, _ = make_sweep(tmp_path, seeds=12, looks=[5], effects=ROPE, **CALM)
     lines = [line for line in lines if line["arm"] != "rope" or line["seed"] < 5]
     write_lines(tmp_path, [line for line in lines if line["arm"] == "rope" or line["seed"] < 4])
-    first = report([tmp_path])
+    first, _ = report([tmp_path])
     write_lines(tmp_path, lines)
     (tmp_path / "sweep.json").write_text(json.dumps(sweep | {"controls": 14}))
-    again = report([tmp_path])
-    assert (first.n_control[0], again.n_control[0]) == (8, 14) and shares_of(again) == [0.9, 0]
-    assert again.p_looks.equals(first.p_looks) and report([tmp_path]).equals(again)
+    again, facts = report([tmp_path])
+    assert (first.n_control[0], again.n_control[0]) == (8, 14) and shares_of(facts) == [0.9, 0]
+    assert again.p_looks.equals(first.p_looks) and report([tmp_path])[0].equals(again)
 
 
 def test_a_second_report_of_the_same_runs_says_the_same(tmp_path):
     """With more runs than planned, also of the rung that another one is compared with."""
     effects, arms = ROPE | {"swiglu": -0.07}, {"swiglu": {"against": "rope"}}
     make_sweep(tmp_path, seeds=7, looks=[5], effects=effects, arms=arms, **CALM)
-    first = report([tmp_path])
-    assert report([tmp_path]).p_looks.equals(first.p_looks)
+    first, _ = report([tmp_path])
+    assert report([tmp_path])[0].p_looks.equals(first.p_looks)
 
 
 def test_another_margin_or_list_of_arms_leaves_its_trace(tmp_path):
@@ -272,13 +273,13 @@ def test_another_margin_or_list_of_arms_leaves_its_trace(tmp_path):
     margin, _ = look_again(tmp_path, seeds=5, margin=0.02)
     assert shares_of(margin) == [0.9, 0] and shares_of(margin, "tie_share") == [0.05, 0]
     effects = {"base": 0.0, "base-again": 0.0, "gqa": 0.0}
-    assert look_again(tmp_path, effects=effects)[0].attrs["family"] == 2  # rope was there, too
+    assert look_again(tmp_path, effects=effects)[0].family == 2  # rope was there, too
 
 
 def test_rows_in_another_folder_do_not_hide_a_look(tmp_path):
     look_again(tmp_path / "a", seeds=3)
     make_sweep(tmp_path / "b", seeds=6, effects=ROPE, **CALM)
-    assert shares_of(report([tmp_path / "a", tmp_path / "b"])) == [0.9, 0.05, 0]
+    assert shares_of(report([tmp_path / "a", tmp_path / "b"])[1]) == [0.9, 0.05, 0]
     assert len((tmp_path / "b/history.jsonl").read_text().splitlines()) == 1
 
 
@@ -287,9 +288,9 @@ def test_a_report_of_an_unfinished_sweep_spends_nothing(tmp_path):
     for end in (2, 4, 6, 8):
         part = [line for line in lines if line["purpose"] != "report" or line["seed"] < end]
         write_lines(tmp_path, part)
-        frame = report([tmp_path])
+        frame, facts = report([tmp_path])
         assert (frame.verdict[0] == "better") == (end == 8)
-    assert shares_of(frame) == [0.9, 0]
+    assert shares_of(facts) == [0.9, 0]
 
 
 # ---------------------------------------------------------------- not to learn is an outcome
@@ -341,19 +342,19 @@ def test_beside_a_base_that_fails_an_arm_can_only_be_better(tmp_path, effect, ve
 
 
 @pytest.mark.parametrize(
-    ("trigrams", "best", "facts"),
+    ("trigrams", "best", "wanted"),
     [(1.9, 1.8, (False, False)), (1.9, 1.7, (False, True)), (1.7, 1.6, (True, False))],
 )
-def test_the_base_is_held_against_n_grams(tmp_path, trigrams, best, facts):
+def test_the_base_is_held_against_n_grams(tmp_path, trigrams, best, wanted):
     ngrams = {"trigrams": trigrams, "best": [5, best]}
     sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=ROPE, **CALM, ngrams=ngrams)
-    frame, found = judge(sweep, lines)
-    assert (frame.attrs["screening"], frame.attrs["marked"]) == facts
-    verdict = "larger than the noise" if facts[0] else "better"
+    frame, found, facts = judge(sweep, lines)
+    assert (facts.screening, facts.marked) == wanted
+    verdict = "larger than the noise" if wanted[0] else "better"
     assert (found["rope"]["verdict"], found["rope"]["stuck"]) == (verdict, 0)
     plan = rows.complete(sweep)
     left = verdicts.undecided(rows.table(lines, plan), plan)
-    assert left is None if facts[0] else left == []
+    assert left is None if wanted[0] else left == []
 
 
 def test_a_run_that_the_machine_killed_is_counted_apart(tmp_path):
@@ -392,7 +393,7 @@ def test_fewer_than_50_blocks_give_no_interval_over_the_text(tmp_path):
 def test_more_seeds_are_as_many_as_the_power_needs(tmp_path):
     effects = ROPE | {"swiglu": -0.010}
     sweep, lines, _ = make_sweep(tmp_path, effects=effects, noise=0.01, seeds=5, **CALM)
-    frame, found = judge(sweep, lines)
+    frame, found, facts = judge(sweep, lines)
     row = found["swiglu"]
     assert row["verdict"] == "undecided" and 1 <= row["more_seeds"] < 300
     n = row["n"] + row["more_seeds"]
@@ -401,7 +402,7 @@ def test_more_seeds_are_as_many_as_the_power_needs(tmp_path):
     assert chance == pytest.approx(0.8, abs=0.06)
     wide = judge(sweep | {"looks": [5, 60]}, lines)[1]["swiglu"]
     assert wide["more_seeds"] >= 55  # at least up to the next look
-    assert frame.attrs["smallest_visible"] == pytest.approx(0.01 * 2.5, rel=0.5)
+    assert facts.smallest_visible == pytest.approx(0.01 * 2.5, rel=0.5)
 
 
 def test_the_power_to_differ_is_that_of_the_noncentral_t():
@@ -415,14 +416,15 @@ def test_the_power_to_differ_is_that_of_the_noncentral_t():
 def test_the_badge_is_benjamini_s_and_hochberg_s_over_all_swaps(tmp_path):
     control = {"base": 0.0, "base-again": 0.0}
     effects = [ROPE | {f"arm{i}": 0.0 for i in range(6)}, {"alibi": -0.1, "same": 0.0}]
-    frames = [
-        judged(tmp_path, seeds=8, **CALM, **keys)[0]
+    sweeps = [
+        judged(tmp_path, seeds=8, **CALM, **keys)[::2]
         for keys in (
             {"effects": effects[0]},
             {"effects": control | effects[1], "noise": 2e-3},
             {"effects": control | {"gqa": -0.1}, "screening": True},
         )
     ]
+    frames = [table for table, _ in sweeps]
     assert frames[1].verdict.to_list() == ["better", "tie", "noise"]
     for p, agrees in ((0.01, True), (0.04, False)):  # of alibi, in its sweep decided
         frames[1].loc[0, "p_looks"] = p
@@ -430,7 +432,7 @@ def test_the_badge_is_benjamini_s_and_hochberg_s_over_all_swaps(tmp_path):
         decided = multipletests(swaps.p_looks, 0.05, "fdr_bh")[0]
         corrected = dict(zip(swaps.name, decided, strict=True))
         assert corrected["rope"] and corrected["alibi"] == agrees
-        found = verdicts.badges(frames)
+        found = verdicts.badges(sweeps)
         assert [list(frame.name[badge]) for frame, badge in zip(frames, found, strict=True)] == [
             *(["rope"], ["alibi", "same"] if agrees else ["same"], [])
         ]
@@ -438,9 +440,9 @@ def test_the_badge_is_benjamini_s_and_hochberg_s_over_all_swaps(tmp_path):
 
 def test_the_estimate_of_most_runs_stands(tmp_path):
     """Not the one of the smallest error."""
-    few, many = (judged(tmp_path, seeds=n, effects=ROPE, **CALM)[0] for n in (5, 9))
-    few["se"] = 1e-9
+    few, many = (judged(tmp_path, seeds=n, effects=ROPE, **CALM)[::2] for n in (5, 9))
+    few[0]["se"] = 1e-9
     stands = verdicts.standing([few, many])
-    assert stands.frame.to_list() == [1] and stands.n.to_list() == [9]
+    assert stands.sweep.to_list() == [1] and stands.n.to_list() == [9]
     assert [badge.any() for badge in verdicts.badges([few, many])] == [False, True]
     assert verdicts.standing([]).empty and verdicts.badges([]) == []

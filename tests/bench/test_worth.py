@@ -79,26 +79,26 @@ def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
         tmp_path, effects=effects, noise=1e-4, diverged=(), stale=False
     )
     runs, plan = rows.load(tmp_path), rows.plan(tmp_path)
-    frame = verdicts.judge(runs, plan).set_index("name")
+    frame = verdicts.judge(runs, plan)[0].set_index("name")
     rope, ratio = frame.loc["rope"], prices["rope"]["step_ratio"]["ratio"]
     assert rope.worth == pytest.approx(1.5, abs=0.02)
     assert rope.worth_time == pytest.approx(1.5 / ratio, abs=0.02)
     assert frame.worth["gqa"] < 1 and math.isnan(frame.worth["base-again"])
     assert frame.worth["much"] == math.inf
     point = curve_of(runs).points[2]
-    assert (point[0], point[3]) == (1, verdicts.judge(runs, plan).attrs["base_n"])
+    assert (point[0], point[3]) == (1, verdicts.judge(runs, plan)[1].base_n)
 
-    unpriced = verdicts.judge(rows.table(lines, plan), plan)
+    unpriced = verdicts.judge(rows.table(lines, plan), plan)[0]
     assert unpriced.worth[0] == rope.worth and math.isnan(unpriced.worth_time[0])
-    assert math.isnan(verdicts.judge(runs[runs.purpose != "curve"], plan).worth[0])
+    assert math.isnan(verdicts.judge(runs[runs.purpose != "curve"], plan)[0].worth[0])
 
 
 def test_the_margin_of_a_sweep_is_the_stored_one_or_the_curve_s(tmp_path):
     sweep, *_ = make_sweep(tmp_path, noise=1e-4)
     runs = rows.load(tmp_path)
     stored = rows.complete(sweep | {"margin": 0.03, "margin_source": "given"})
-    attrs = verdicts.judge(runs, stored).attrs
-    assert (attrs["margin"], attrs["margin_source"]) == (0.03, "given")
-    attrs = verdicts.judge(runs, rows.complete(sweep | {"margin": None})).attrs
-    assert attrs["margin"] == pytest.approx(0.0052, rel=0.1)
-    assert "after the runs" in attrs["margin_source"]
+    facts = verdicts.judge(runs, stored)[1]
+    assert (facts.margin, facts.margin_source) == (0.03, "given")
+    facts = verdicts.judge(runs, rows.complete(sweep | {"margin": None}))[1]
+    assert facts.margin == pytest.approx(0.0052, rel=0.1)
+    assert "after the runs" in facts.margin_source

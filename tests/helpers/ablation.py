@@ -1,8 +1,11 @@
-"""A stand-in for train.py that a sweep can run in milliseconds, and how tests call the driver."""
+"""A stand-in for train.py that a sweep can run in milliseconds, and the fixtures that drive it."""
 
 from pathlib import Path
 
-from bench.ablation import designs, settings
+import pytest
+
+import ablate
+from bench.ablation import arms, fingerprint, report, runs, settings, step_times
 from common.configurator import build
 from common.runtime import versions
 from training.run_folder import read_rows
@@ -70,13 +73,15 @@ import sys
 from types import SimpleNamespace
 sys.path[:0] = [{root!r}, {root!r} + "/bench"]
 import ablate, bench.ablation
-from bench.ablation import costs, launch
+from bench.ablation import runs, step_times
 from common.errors import run
-costs.ROUNDS, launch.POLL = 1, 0.02
-costs.why_disturbed = lambda *args: ""
-costs.wait_until_quiet = lambda *args: True
-launch.measure_trained = lambda job, device: {{"extrapolation": {{}}, "sample": None}}
-bench.ablation.report = SimpleNamespace(write=lambda o: "page", terminal=lambda o: "the table")
+step_times.ROUNDS, runs.POLL = 1, 0.02
+step_times.why_disturbed = lambda *args: ""
+step_times.wait_until_quiet = lambda *args: True
+runs.measure_trained = lambda job, device: {{"extrapolation": {{}}, "sample": None}}
+bench.ablation.report = SimpleNamespace(
+    judge=lambda folders: folders, write=lambda _: "page", terminal=lambda _: "the table"
+)
 run(lambda argv: ablate.main(argv, {stub!r}))
 """
 
@@ -99,7 +104,7 @@ def arm(**named):
 def names(base=None, **config):
     """{name: Arm} of a configuration of the sweep."""
     base = {"model": "gpt2"} | (base or {})
-    made = designs.enumerate_arms(build(settings.AblateConfig, config), base)
+    made = arms.list_arms(build(settings.AblateConfig, {"curve": []} | config), base)
     return {each.name: each for each in made}
 
 
@@ -113,3 +118,55 @@ def steps_of(row_or_folder):
     """The steps that the stub took in a run's folder, in their order."""
     folder = row_or_folder["out_dir"] if isinstance(row_or_folder, dict) else row_or_folder
     return (Path(folder) / "steps.txt").read_text().split()
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stub") / "train.py"
+    path.write_text(STUB)
+    return str(path)
+
+
+@pytest.fixture
+def out(tmp_path):
+    """The folder of the sweep, which is not there yet."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def same_code(monkeypatch):
+    """All arms compute the same, so that no fingerprint takes time."""
+    monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.0]})
+
+
+@pytest.fixture
+def quick(monkeypatch, same_code):
+    """A report that these tests do not read, and short measurements."""
+
+    def write(outs):
+        (Path(outs[0]) / "report.md").write_text("report")
+        return Path(outs[0]) / "report.md"
+
+    def not_measured(job, *_):
+        return {"extrapolation": {}, "sample": None}
+
+    monkeypatch.setattr(report, "judge", lambda outs: outs)
+    monkeypatch.setattr(report, "write", write)
+    monkeypatch.setattr(report, "terminal", lambda outs: "the table")
+    monkeypatch.setattr(step_times, "ROUNDS", 1)
+    monkeypatch.setattr(step_times, "why_disturbed", lambda *args: "")
+    monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: True)
+    monkeypatch.setattr(runs, "measure_trained", not_measured)
+    monkeypatch.setattr(runs, "POLL", 0.02)
+
+
+@pytest.fixture
+def planned(data_dir, out, same_code):
+    """planned(*options): a small sweep that is ready to run in `out`."""
+    return lambda *options: ablate.plan(arguments(data_dir, out, *options))[0]
+
+
+@pytest.fixture
+def drive(data_dir, out, quick, stub):
+    """drive(*options): the exit status of a small sweep in `out`, whose runs are the stand-in's."""
+    return lambda *options, trainer=stub: ablate.main(arguments(data_dir, out, *options), trainer)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.ablation import contrasts, factorial
+from bench.ablation import contrasts
 from bench.ablation.contrasts import compare, contrast, pooled_variance
-from bench.ablation.looks import Look, control_runs, share_of
+from bench.ablation.looks import control_runs, share_of
 from bench.ablation.power import ALPHA, least_runs
 from common.files import ROOT
 
@@ -181,32 +181,6 @@ def stuck_rates(sweeps, seeds, chance, effect, seed=0):
     return (found == "better").mean(), fails.mean(), dropped.mean()
 
 
-FACTORS = "abcde"
-CELLS = {  # a half of all combinations, in which all pairs can be told apart
-    "".join(itertools.compress(FACTORS, levels)) or "base": dict(zip(FACTORS, levels, strict=True))
-    for levels in itertools.product((0, 1), repeat=5)
-    if sum(levels) % 2 == 0
-}
-
-
-def factorial_errors(sweeps, seeds, noise, seed=0):
-    """(some main effect, some interaction is called better or worse) in a factorial without any."""
-    design = Design("", (seeds,), arms=len(CELLS) - 1, controls=2 * seeds)
-    x, control = draw(design, sweeps, noise, seed=seed)
-    x = np.concatenate([control[0], x], axis=-1)  # [seeds, sweeps, cells], the base first
-    looks = [Look(None, share, share, None) for share in (share_of(planned=1), 0)]
-    found = []
-    for cells in x.swapaxes(0, 1):
-        losses = {arm: cells[:, place] for place, arm in enumerate(CELLS)}
-        model = factorial.model_at(CELLS, losses)
-        for size in (1, 2):
-            terms = [term for term in model.terms if len(term) == size]
-            attrs = {"looks": looks, "margin": math.nan}
-            lines = factorial.judged(terms, [model] * 2, [None] * 2, losses, CELLS, attrs)
-            found.append(any(line["verdict"] in ("better", "worse") for line in lines))
-    return tuple(np.reshape(found, (-1, 2)).mean(0))
-
-
 # --- the page
 
 
@@ -256,11 +230,6 @@ def tables(sweeps):
     ]
     outcomes = ["better", "fails", "better, if dropped"]
     yield table(["seeds", "chance to be stuck", "others lower by", *outcomes], rows)
-    rows = [
-        [n.name, seeds, *shares(factorial_errors, seeds, n, sweeps=sweeps // 5)]
-        for n, seeds in itertools.product(OUTCOMES[:5], (4, 8))
-    ]
-    yield table(["noise", "seeds", "a main effect", "an interaction"], rows)
     rows = [
         [d.controls // 2, n.name, *shares(family_error, n, d, by_screening)]
         + [share for e in (2, 3, 4) for share in shares(power, d, e, n, by_screening)]

@@ -16,7 +16,7 @@ import test_formulas
 import torch
 import torch.nn as nn
 
-from bench.ablation.designs import enumerate_arms
+from bench.ablation.arms import list_arms
 from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from common.files import ROOT
@@ -145,7 +145,7 @@ def test_the_tools_know_them(capsys):
     for word, (slot, *_) in PARTS.items():
         choices = options.partition(f"--{slot}=")[2].partition(")")[0]
         assert word in re.split(r"[\s(|]+", choices)
-        arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
+        arms = list_arms(AblateConfig(axis=slot), {"model": "gpt2"})
         assert word in [arm.name.removeprefix(f"{slot}=") for arm in arms]
         assert f" {word}" in costs.table() and costs.paper(slot, word)
         assert f"\n  {word} " in catalogue

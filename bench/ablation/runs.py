@@ -21,9 +21,9 @@ from queue import SimpleQueue
 
 import torch
 
-from bench.ablation.contexts import measure_trained
-from bench.ablation.costs import cores
 from bench.ablation.identity import digest
+from bench.ablation.measure import measure_trained
+from bench.ablation.step_times import cores
 from common import files
 from common.errors import UserError, one_line
 from common.files import ROOT
@@ -65,8 +65,10 @@ class Job:
 
     @property
     def name(self):
-        shows_lr = self.purpose == "tune" or self.lr != 1
-        return f"{self.arm} seed {self.seed}" + (f" lr x{self.lr:g}" if shows_lr else "")
+        name = f"{self.arm} seed {self.seed}"
+        if self.purpose == "tune" or self.lr != 1:
+            name += f" lr x{self.lr:g}"
+        return name
 
     def arguments(self, resume=False):
         """The words after train.py."""
@@ -144,7 +146,8 @@ def is_finished(job):
     """Whether the run in the folder has ended, by an array job or a driver that was killed."""
     if stored(job.out_dir, "run.json") != job.identity():
         return False
-    rows, steps = evaluations(job.out_dir), checkpoint.steps(job.out_dir)
+    rows = evaluations(job.out_dir)
+    steps = checkpoint.steps(job.out_dir)
     at_end = rows and steps and rows[-1]["step"] == steps[-1] == job.values["max_iters"]
     return bool(stored(job.out_dir, DIVERGED) or at_end)
 
@@ -165,19 +168,22 @@ def row_of(job, reason, seconds, device=None):
     It has diverged if its loss or gradient was not finite, or if it ends with a higher loss than it
     began with. It has failed if there is another reason, if it lacks its last evaluation, or if its
     model cannot be measured (on `device`, None: the run's)."""
-    rows, last_step = evaluations(job.out_dir), job.values["max_iters"]
+    rows = evaluations(job.out_dir)
+    last_step = job.values["max_iters"]
     losses = final_losses(rows, job.kind) if rows else {}
-    status, why = "diverged", stored(job.out_dir, DIVERGED).get("reason")
+    status = "diverged"
+    why = stored(job.out_dir, DIVERGED).get("reason")
     if why is None and reason is None and (not rows or rows[-1]["step"] != last_step):
         reason = f"it ended without the evaluation of step {last_step}"
     if why is None and reason is None:
-        first, final = losses["first_val_loss"], losses["final_val_loss"]
+        first = losses["first_val_loss"]
+        final = losses["final_val_loss"]
         if first is not None and final > first:
             why = f"the final loss {final:.4g} is above the initial {first:.4g}"
     if why is None:
         status = "failed" if reason else "done"
 
-    row = {name: getattr(job, name) for name in (*RESULT, "out_dir")}
+    row = {name: getattr(job, name) for name in [*RESULT, "out_dir"]}
     if status == "done":
         try:
             row |= measure_trained(job, device)
@@ -205,7 +211,8 @@ def final_losses(rows, kind="text"):
     be halved counts as both halves. Bits per byte say nothing about the answers of pairs; of these
     the row holds the shares that are wrong. Where the last evaluation alone scored the whole split,
     the others, and the best one, are of the same part of it."""
-    last_row, wrong = rows[-1], {}
+    last_row = rows[-1]
+    wrong = {}
     whole = last_row.get("whole_val_loss")
     last = with_halves(last_row["val_loss"] if whole is None else whole, last_row)
     points = [
@@ -216,10 +223,13 @@ def final_losses(rows, kind="text"):
         bits *= last[0] / last_row["val_loss"]
     for name, column in COLUMN_OF.items():
         right = last_row.get(f"report_{name}", last_row.get(f"val_{name}"))
-        wrong |= {} if right is None else {column: 1 - right}
+        if right is not None:
+            wrong[column] = 1 - right
     return wrong | {
         "first_val_loss": points[0][1] if points[0][0] == 0 else None,
-        **dict(zip(("final_val_loss", "final_tune", "final_report"), last, strict=True)),
+        "final_val_loss": last[0],
+        "final_tune": last[1],
+        "final_report": last[2],
         "best_val_loss": min(point[1] for point in points),
         "train_loss": last_row.get("train_loss"),
         "bits_per_byte": None if kind == "pairs" else bits,
@@ -242,7 +252,9 @@ class Run:
     """A job whose process is running."""
 
     def __init__(self, job, gpu=None):
-        self.job, self.gpu, self.stderr = job, gpu, Path(job.out_dir, "stderr.txt")
+        self.job = job
+        self.gpu = gpu
+        self.stderr = Path(job.out_dir, "stderr.txt")
         self.began = time.perf_counter()
         self.stopped_at = None  # seconds after which it was stopped because it took too long
         self.start()
@@ -256,7 +268,9 @@ class Run:
             # In its own session: Ctrl-C reaches only the driver, which passes on one signal.
             self.process = subprocess.Popen(
                 [sys.executable, self.job.trainer, *self.job.arguments(self.resumed)],
-                **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
                 env=os.environ | more,
                 start_new_session=True,
                 preexec_fn=die_with_parent if LIBC else None,
@@ -265,7 +279,8 @@ class Run:
     def poll(self):
         """(reason of the failure or None, seconds) if the run has ended, else None. A run that
         takes too long is stopped, and killed if it does not stop."""
-        status, limit = self.process.poll(), self.job.limit
+        status = self.process.poll()
+        limit = self.job.limit
         seconds = time.perf_counter() - self.began
         if status is None:
             if self.stopped_at is None and limit and seconds > limit:
@@ -309,7 +324,9 @@ def run_job(job, stopped, gpu=None, patience=LOCKED):
     """Run a job from start to end, and measure its model on the GPU of its run. Returns its row, or
     None if `stopped()` came true midway: then the run has saved. `patience`: seconds to wait for
     another process that trains in its folder."""
-    run, ended, began = None, None, time.perf_counter()
+    run = None
+    ended = None  # (reason of the failure or None, seconds)
+    began = time.perf_counter()
     try:
         while ended is None and not stopped():
             if run:
@@ -357,10 +374,12 @@ def visible_gpus():
     return named or [str(number) for number in range(torch.cuda.device_count())]
 
 
-def run_local(jobs, slots, stop):
-    """Run jobs here, a thread for each slot. Yields (job, row) when one ends. If stop.status is
-    set, or the caller gives up, those in progress save."""
-    free, given_up = SimpleQueue(), threading.Event()
+def run_local(jobs, sweep, stop):
+    """Run jobs on this machine, a thread for each slot of the sweep. Yields (job, row) when one
+    ends. If stop.status is set, or the caller gives up, the runs in progress save."""
+    slots = sweep.machine.slots
+    free = SimpleQueue()
+    given_up = threading.Event()
     for slot in slots:
         free.put(slot)
 

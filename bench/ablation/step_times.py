@@ -1,24 +1,30 @@
-"""Measure what each arm costs: time its steps in the form in which its runs train, the arms in
-turn, and notice whether other work disturbs the times."""
+"""The time of a training step of each arm, and what else it costs. Steps are timed in the form in
+which the runs train, the arms in turn; it is noticed whether other work disturbs the times."""
 
 import contextlib
 import io
 import math
 import os
+import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import train
+from bench.ablation.arms import BASE
 from bench.ablation.progress import doing
+from bench.ablation.rows import is_cost
 from bench.ablation.turns import ratio, turns
-from common.errors import UserError, one_line
+from common.configurator import build
+from common.errors import Failure, UserError, one_line
 from common.runtime import set_up
 from parts import costs
 from parts.architectures import configure
-from training.settings import read_config
+from training.run_folder import read_rows
+from training.settings import TrainConfig, read_config
 from training.step_costs import checkpoint_bytes, kept_bytes, timed
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
@@ -53,7 +59,8 @@ class OtherWork:
     """How much CPU time other processes take, from when this is made."""
 
     def __init__(self):
-        self.began, self.all_before = time.perf_counter(), busy_seconds()
+        self.began = time.perf_counter()
+        self.all_before = busy_seconds()
         self.own_before = time.process_time()
 
     def share(self):
@@ -122,8 +129,11 @@ def time_arms(arms, threads, rounds=None, tries=1):
     if any(values["compile"] for values in arms.values()):
         # All arms share one forward method, and torch counts its compiled forms together.
         torch._dynamo.config.recompile_limit = max(64, 2 * len(arms))
-    form, rounds = "compiled" if arms["base"]["compile"] else "eager", rounds or ROUNDS
-    probes, failed, threads_before = {}, {}, torch.get_num_threads()
+    form = "compiled" if arms[BASE]["compile"] else "eager"
+    rounds = rounds or ROUNDS
+    probes = {}
+    failed = {}
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with doing(f"timing {len(arms)} arms in turn, {form}") as show:
@@ -133,7 +143,7 @@ def time_arms(arms, threads, rounds=None, tries=1):
                     probes[name] = Probe(values)
                 except (RuntimeError, UserError) as error:
                     failed[name] = one_line(error)
-            if "base" in failed:
+            if BASE in failed:
                 return [], failed
             for _ in range(tries):
                 if tries > 1:
@@ -145,19 +155,19 @@ def time_arms(arms, threads, rounds=None, tries=1):
                     break
     finally:
         torch.set_num_threads(threads_before)
-    ratios = {} if disturbed else {name: steps[name] / steps["base"] for name in probes}
+    ratios = {} if disturbed else {name: steps[name] / steps[BASE] for name in probes}
     rows = []
     for name, probe in probes.items():
         row = row_of(name, arms[name], probe, steps[name], ratios.get(name))
-        row["quiet"], row["disturbed"] = not disturbed, disturbed
-        rows.append(row | {"threads": threads})
+        rows.append(row | {"quiet": not disturbed, "disturbed": disturbed, "threads": threads})
     return rows, failed
 
 
 def steps_in_turn(probes, rounds, show):
     """{arm: [seconds of its step in each round]}; a few rounds, and then no more than fit into
     SECONDS for each arm."""
-    results, end = {name: [] for name in probes}, time.perf_counter() + SECONDS * len(probes)
+    results = {name: [] for name in probes}
+    end = time.perf_counter() + SECONDS * len(probes)
     for place, (number, name) in enumerate(turns(probes, rounds)):
         if place % len(probes) == 0 and number > FEW and time.perf_counter() > end:
             break
@@ -172,8 +182,8 @@ def why_disturbed(arms, steps, share):
     if share > BUSY:
         return f"other work kept {share:.0%} of the cores busy"
     for name in steps:
-        times = np.median(steps[name] / steps["base"])
-        if arms[name] == arms["base"] and abs(times - 1) > SAME:
+        times = np.median(steps[name] / steps[BASE])
+        if arms[name] == arms[BASE] and abs(times - 1) > SAME:
             return f"the base again took {times:.2f} of the base's time"
     return ""
 
@@ -184,7 +194,7 @@ def row_of(name, values, probe, steps, ratios):
     with its 95 % interval."""
     c = configure(values, as_variant=True)
     runtime = probe.run.runtime
-    compared = ratios is not None and name != "base" and len(ratios) > 1
+    compared = ratios is not None and name != BASE and len(ratios) > 1
     return {
         "arm": name,
         "parameters": costs.parameters(c),
@@ -214,3 +224,58 @@ def run_seconds(row, values, val_tokens):
     )
     milliseconds += math.ceil(whole / micro_batch) * per_batch
     return 6 + milliseconds / 1000
+
+
+# ---------------------------------------------------------------- the arms of a sweep
+
+
+def time_sweep(sweep, rounds=None):
+    """Time the arms that OUT/costs.jsonl does not have yet. Sets sweep.costs and sweep.predicted,
+    and returns the new rows. Raises Failure if the base cannot be timed."""
+    patient = not (sweep.config.screening or sweep.config.dry_run)
+    sweep.costs = stored_costs(sweep, patient)
+    new = []
+    names = [name for name, arm in sweep.arms.items() if not arm.curve]
+    missing = [name for name in names if name not in sweep.costs]
+    if missing:
+        values = {name: sweep.run_values(sweep.arms[name]) for name in [BASE, *missing]}
+        tries = TRIES if patient else 1
+        new, failed = time_arms(values, sweep.machine.threads, rounds, tries)
+        for row in new:
+            row["hardware"] = sweep.machine.facts["hardware"]
+            row["code_hash"] = sweep.arms[row["arm"]].code_hash
+            sweep.costs[row["arm"]] = row
+        for name, reason in failed.items():
+            print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
+        if BASE in failed:
+            raise Failure("cannot time the base", failed[BASE], "run it with train.py alone")
+        if why := new[0]["disturbed"]:
+            print(f"warning: the report leaves out these step times: {why}", file=sys.stderr)
+    for name, arm in sweep.arms.items():
+        row = sweep.costs.get(name, sweep.costs[BASE])
+        values = asdict(build(TrainConfig, arm.values)) | arm.values
+        sweep.predicted[name] = run_seconds(row, values, sweep.data["scored_tokens"])
+    return new
+
+
+def stored_costs(sweep, patient):
+    """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration.
+    Rows timed on a busy machine are timed again once it is quiet."""
+    valid = {}
+    for row in read_rows(sweep.out / "costs.jsonl", is_cost):
+        arm = sweep.arms.get(row["arm"])
+        if arm is None:
+            continue
+        model = configure(sweep.run_values(arm), as_variant=True)
+        facts = {
+            "hardware": sweep.machine.facts["hardware"],
+            "threads": sweep.machine.threads,
+            "code_hash": arm.code_hash,
+            "parameters": costs.parameters(model),
+        }
+        if facts.items() <= row.items():
+            valid[arm.name] = row
+    quiet = {name: row for name, row in valid.items() if row.get("quiet")}
+    if len(quiet) < len(valid) and patient and wait_until_quiet(0):
+        return quiet
+    return valid

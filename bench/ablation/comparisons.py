@@ -1,0 +1,179 @@
+"""
+What the runs of each comparison of a sweep are, whatever the verdict on it: an arm beside what it
+is compared with, as columns of the table that verdicts.judge returns.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from bench.ablation import rows, worth
+from bench.ablation.contrasts import contrast, failures, fisher, moments
+
+RESAMPLES = 1999  # of the bootstrap over the text
+LEAST_BLOCKS = 50  # of text, for an interval over it
+TEST = ("test", "test_low", "test_high")  # as difference, low, high, on the test split
+NUMBERS = {  # the columns of judge's table that are nan where they are not known
+    "val_loss_report": "mean over the arm's runs that learned, on the reported half",
+    "sd": "standard deviation of these runs",
+    "n": "runs of the arm",
+    "n_control": "runs that it is compared with",
+    "difference": "mean loss minus that of the control group; negative is better",
+    "se": "standard error of the difference",
+    "df": "degrees of freedom of Welch's test",
+    "low": "95 % interval of the difference",
+    "high": "",
+    "p": "of Welch's test of this comparison alone",
+    "p_looks": "of both tests, corrected for the looks",
+    "p_tie_looks": "of a tie, corrected for the looks",
+    "p_holm": "corrected for the looks and the family; it decides",
+    "p_tie": "of a tie, corrected for both",
+    "test": "difference on the test split, with its interval",
+    "test_low": "",
+    "test_high": "",
+    "more_seeds": "runs that may decide what is undecided; inf over MOST_SEEDS",
+    "text_low": "95 % interval of the difference over the text",
+    "text_high": "",
+    "worth": "multiple of the base's tokens; inf above the curve, 0 below it",
+    "worth_low": "",
+    "worth_high": "",
+    "worth_time": "worth over the time of a step",
+    "worth_time_low": "",
+    "worth_time_high": "",
+    "not_learned_low": "95 % interval of the rate of runs that did not learn",
+    "not_learned_high": "",
+    "p_not_learned": "of Fisher's test of that rate",
+}
+TEXTS = {"verdict": "no verdict", "reason": "", "diverged": 0, "stuck": 0}
+COLUMNS = ["name", "arm", "against", "kind", *NUMBERS, *TEXTS]
+
+
+def comparisons_of(plan):
+    """The rows of `judge` without numbers, with their two groups of arms."""
+    base = plan["base"]
+    control = rows.control_group(plan)
+    comparisons = []
+    for arm in rows.judged_arms(plan):
+        against = plan["arms"][arm]["against"]
+        groups = [[arm], control if against == base else [against]]
+        comparisons.append(comparison(arm, against, "swap", groups))
+    for arm in rows.replicates(plan):
+        comparisons.append(comparison(arm, base, "replicate", [[arm], [base]]))
+    return comparisons
+
+
+def comparison(arm, against, kind, groups):
+    """A row of `judge` without numbers."""
+    about = {"name": arm, "arm": arm, "against": against, "kind": kind, "groups": groups}
+    return about | dict.fromkeys(NUMBERS, math.nan) | TEXTS | {"reached": False}
+
+
+def losses_of(runs):
+    """{arm: Series of losses by seed} of its reported runs that ended, inf where one did not
+    learn."""
+    ended = runs[runs.current & (runs.purpose == "report") & (runs.status != "failed")]
+    values = ended.val_loss_report.mask(ended.stuck | (ended.status == "diverged"), math.inf)
+    values = pd.Series(values.to_numpy(), pd.MultiIndex.from_frame(ended[["arm", "seed"]]))
+    by_arm = values.dropna().sort_index(level="seed").groupby("arm", sort=False)
+    return {arm: group.droplevel("arm") for arm, group in by_arm}
+
+
+def pick(losses, arms, seeds=None):
+    """The losses [n] of some arms, of all seeds or of {arm: [seed]}; empty where one of the arms
+    has not reached a look."""
+    if seeds is not None and not all(arm in seeds for arm in arms):
+        return np.empty(0)
+    groups = [np.empty(0)]
+    for arm in arms:
+        if arm in losses:
+            values = losses[arm]
+            groups.append(values if seeds is None else values[values.index.isin(seeds[arm])])
+    return np.concatenate(groups)
+
+
+def finite(values):
+    return values[np.isfinite(values)]
+
+
+def description(row, runs, losses, curve, plan, pooled):
+    """The columns of what the runs of a comparison are, whatever the verdict. `pooled` (variance,
+    degrees of freedom) replaces the variances of its groups."""
+    groups = [pick(losses, arms) for arms in row["groups"]]
+    own = finite(groups[0])
+    others = finite(groups[1])
+    columns = not_learned(runs, row["groups"][0], groups)
+    if len(own):
+        columns["val_loss_report"] = float(own.mean())
+        columns["sd"] = float(np.sqrt(moments(own)[2]))
+    if row["kind"] == "replicate":
+        columns["verdict"] = "noise"
+    if not len(own) or not len(others):
+        return columns
+    columns |= contrast(groups, pooled=pooled).columns()
+    if row["kind"] == "replicate":
+        return columns
+    # Two models differ on every text.
+    weights = {row["arm"]: 1 / len(own)} | dict.fromkeys(row["groups"][1], -1 / len(others))
+    columns |= text_interval(runs, weights)
+    columns |= on_test_split(runs, row["groups"])
+    if curve and row["against"] == plan["base"]:
+        n = len(own)
+        se = columns["sd"] / math.sqrt(n)
+        if pooled:
+            se = math.sqrt(pooled[0] / n)
+            n = pooled[1] + 1
+        ratio = runs.loc[runs.arm == row["arm"], worth.STEP_RATIO].to_numpy()[0]
+        columns |= worth.columns_of(curve, columns["val_loss_report"], se, n, ratio)
+    return columns
+
+
+def not_learned(runs, arms, groups):
+    """The columns that say how many runs of some arms did not learn. groups: their losses, and
+    those that they are compared with."""
+    k, n, c, m = map(int, failures(groups))
+    stuck = runs.stuck & runs.current & (runs.purpose == "report") & runs.arm.isin(arms)
+    columns = {"n": n, "n_control": m, "stuck": int(stuck.sum())}
+    columns["diverged"] = k - columns["stuck"]
+    if n and k + c:
+        rate = stats.binomtest(k, n).proportion_ci()  # Clopper and Pearson's
+        columns |= {"not_learned_low": rate.low, "not_learned_high": rate.high}
+        columns["p_not_learned"] = float(fisher(k, n, c, m)) if m else math.nan
+    return columns
+
+
+def on_test_split(runs, groups):
+    """The columns of the difference on the test split, of which nothing is chosen or decided. {}
+    where a group has no such losses."""
+    done = learned(runs)
+    losses = [done.test_loss[done.arm.isin(arms)].dropna().to_numpy() for arms in groups]
+    if not all(map(len, losses)):
+        return {}
+    found = contrast(losses).columns()
+    return dict(zip(TEST, (found[key] for key in ("difference", "low", "high")), strict=True))
+
+
+def learned(runs):
+    """The reported runs that ended and learned."""
+    return runs.query("current and purpose == 'report' and status == 'done' and not stuck")
+
+
+def text_interval(runs, weights):
+    """The 95 % interval over the text of a weighted sum of the losses of runs, {arm: weight of each
+    of its runs}: a bootstrap of its blocks. {} with fewer than LEAST_BLOCKS blocks."""
+    done = learned(runs)
+    done = done[done.arm.isin(weights)]
+    counts = set(done.blocks.map(len))
+    if len(counts) != 1 or min(counts) < LEAST_BLOCKS:
+        return {}
+    differences = done.arm.map(weights).to_numpy() @ np.array(done.blocks.to_list())  # [blocks]
+    given = dict(n_resamples=RESAMPLES, method="percentile", rng=0)
+    low, high = stats.bootstrap((differences,), np.mean, **given).confidence_interval
+    return {"text_low": float(low), "text_high": float(high)}
+
+
+def failing_word(row):
+    """ "fails k of n" of an arm with runs that did not learn, otherwise ""."""
+    failed = row["diverged"] + row["stuck"]
+    return f"fails {failed} of {row['n']}" if failed else ""

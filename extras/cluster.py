@@ -1,0 +1,186 @@
+"""
+Run a sweep on a Ray cluster, or write its runs as SLURM array jobs:
+
+    python -m extras.cluster CONFIG --engine=ray
+    python -m extras.cluster CONFIG --emit=slurm --sbatch="--partition=gpu --account=me"
+
+All nodes must see this repo and the sweep's folder under the same paths. With ray, --workers=N
+puts N runs on each GPU. With slurm, this command writes one array job: start it with sbatch, and
+type the command again when it has ended, until all runs are done. The keys are those of
+bench/ablate.py, and:
+"""
+
+import math
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from bench import ablate
+from bench.ablation import runs, schedule
+from common import files
+from common.configurator import build, from_text, keys, print_help
+from common.errors import UserError, one_line, run
+from common.files import ROOT
+
+
+@dataclass
+class ClusterConfig:
+    engine: Literal["ray"] | None = None  # run the sweep on the cluster of RAY_ADDRESS
+    emit: Literal["slurm"] | None = None  # write the next array job
+    sbatch: str = ""  # options of the array job, such as "--partition=gpu --account=me"
+
+
+def split_keys(argv):
+    """(ClusterConfig, the command line of bench/ablate.py)."""
+    kinds = keys(ClusterConfig)
+    given = {}
+    rest = []
+    for arg in argv:
+        key, _, text = arg.removeprefix("--").partition("=")
+        if arg.startswith("--") and key in kinds:
+            given[key] = from_text(text, kinds[key])
+        else:
+            rest.append(arg)
+    config = build(ClusterConfig, given)
+    if (config.engine is None) == (config.emit is None):
+        fix = "give --engine=ray or --emit=slurm; without either, use bench/ablate.py"
+        raise UserError("which cluster?", "engine, emit", fix)
+    return config, rest
+
+
+def main(argv, trainer=runs.TRAINER):
+    """Run, or write the array job of, each sweep of a command line. Returns the exit status."""
+    print_help(argv, __doc__, [ClusterConfig])
+    config, rest = split_keys(argv)
+    status = 0
+    for sweep in ablate.plan(rest, trainer, elsewhere=True):
+        sweep.command = shlex.join(["python", "-m", "extras.cluster", *argv])
+        if config.emit == "slurm":
+            status = max(status, emit(sweep, config.sbatch))
+        else:
+            status = max(status, ablate.run_one(sweep, run_on_ray))
+    return status
+
+
+# ---------------------------------------------------------------- Ray
+
+
+def import_ray():
+    """Import Ray, connected to the cluster of RAY_ADDRESS, or else to a new one on this machine."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level="error")
+    return ray
+
+
+def run_on_ray(jobs, sweep, stop):
+    """Run jobs as tasks of a Ray cluster. Yields (job, row) when one ends, as runs.run_local
+    does. A run takes `threads` CPUs and, on CUDA, 1/workers of a GPU. Ray restarts a task whose
+    node is lost, and the run resumes from its last checkpoint."""
+    ray = import_ray()
+
+    def task(root, values, stop_file):  # pickled by value: a node needs only the repo
+        sys.path.insert(0, root)
+        from bench.ablation import runs
+
+        row = runs.run_job(runs.Job(**values), Path(stop_file).exists, patience=math.inf)
+        return row and row | {"node": ray.get_runtime_context().get_node_id()}
+
+    gpus = 1 / (sweep.config.workers or 1) if sweep.machine.device_kind == "cuda" else 0
+    remote = ray.remote(num_cpus=sweep.machine.threads, num_gpus=gpus, max_retries=3)(task)
+    # Ray kills a cancelled task before its run can save, so a file tells the tasks to stop.
+    stop_file = Path(sweep.out).absolute() / "stop"
+    stop_file.unlink(missing_ok=True)
+    pending = {}  # reference of a task: its job
+    for job in jobs:
+        job.threads = sweep.machine.threads
+        values = asdict(job) | {"out_dir": str(Path(job.out_dir).absolute())}
+        pending[remote.remote(str(ROOT), values, str(stop_file))] = job
+    try:
+        while pending and not stop.status:
+            ready, _ = ray.wait(list(pending), timeout=1.0)
+            for reference in ready:
+                job = pending.pop(reference)
+                try:
+                    row = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    row = runs.row_of(job, f"Ray: {one_line(error)}", 0.0)
+                if row:
+                    yield job, row | {"out_dir": job.out_dir}
+    finally:
+        if pending:
+            stop_file.touch()
+            ray.wait(list(pending), num_returns=len(pending), timeout=runs.GRACE)
+            stop_file.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- SLURM
+
+
+def emit(sweep, options=""):
+    """Gather the runs that have ended, and write the array job of the phase that comes next.
+    Returns the exit status."""
+    sweep.read_rows()
+    if sweep.config.dry_run:
+        print(f"{len(schedule.pending_jobs(sweep))} runs")
+        return 0
+    sweep.open()
+    try:
+        device = None if sweep.machine.is_here else "cpu"  # on a login node
+        for phase in schedule.phases(sweep):
+            for job in phase:
+                if job.key not in sweep.rows and runs.is_finished(job):
+                    sweep.keep_row(job, runs.row_of(job, None, 0.0, device))
+            jobs = [job for job in phase if job.key not in sweep.rows]
+            if jobs:
+                script = write_slurm(jobs, sweep, options)
+                print(f"{len(jobs)} runs: start them with sbatch {script}")
+                print("When they have ended, type this command again.")
+                return 0
+    finally:
+        sweep.lock.close()
+    print("all runs are done: bench/ablate.py with the other arguments writes the report")
+    return 0
+
+
+def write_slurm(jobs, sweep, options):
+    """Write OUT/commands.txt, one run per line, and OUT/slurm.sh, an array job with a task per
+    line, which uses the Python (of a virtual environment) that runs now. options: more of
+    sbatch's. Returns the path of the script."""
+    lines = []
+    for job in jobs:
+        runs.make_ready(job)
+        latest = shlex.quote(f"{job.out_dir}/latest")
+        # exec: the run replaces the shell, so that the signal reaches it.
+        resume = job.command(resume=True)
+        lines.append(f"if test -e {latest}; then exec {resume}; else exec {job.command()}; fi")
+    commands = sweep.out / "commands.txt"
+    files.write(commands, "".join(line + "\n" for line in lines))
+    python = shlex.quote(str(Path(sys.executable).parent))
+    text = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={sweep.out.name}",
+        f"#SBATCH --array=0-{len(jobs) - 1}",
+        f"#SBATCH --cpus-per-task={sweep.machine.threads}",
+        "#SBATCH --signal=B:TERM@60",
+        "#SBATCH --requeue",
+        f"#SBATCH --output={sweep.out}/slurm-%a.txt",
+    ]
+    if sweep.machine.device_kind == "cuda":
+        text.append("#SBATCH --gres=gpu:1")
+    text += [f"#SBATCH {option}" for option in shlex.split(options)]
+    text += [
+        f"export PATH={python}:$PATH",
+        f"export OMP_NUM_THREADS={sweep.machine.threads}",
+        f'eval "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(commands))})"',
+    ]
+    script = sweep.out / "slurm.sh"
+    files.write(script, "\n".join(text) + "\n")
+    return script
+
+
+if __name__ == "__main__":
+    run(main)
