@@ -244,7 +244,7 @@ def compile_step(config, w, path):
             return step(token, kpos, w, ks, vs, config, Compiled)
 
     auto = torch.export.Dim.AUTO
-    capacities = [{2: auto}] * config.n_layer
+    capacities = [{2: auto} for _ in range(config.n_layer)]
     shapes = (None, {0: auto}, dict.fromkeys(w), capacities, capacities)
     example = (torch.zeros(1, dtype=torch.long), torch.arange(11), w, ks, vs)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,8 +41,12 @@ SEEDS = {"seed": 1, "data_seed": 2}
 FORM = {"device": "cpu", "dtype": "float32", "compile": False}
 # Keys of the eight steps. All others, with those of the model, are the arm's own.
 SHORT = {
-    **{"max_iters": STEPS, "warmup_iters": 2, "lr_decay_iters": None, "batch_size": BATCH},
-    **{"dropout": 0.1, "grad_clip": 0.1},
+    "max_iters": STEPS,
+    "warmup_iters": 2,
+    "lr_decay_iters": None,
+    "batch_size": BATCH,
+    "dropout": 0.1,
+    "grad_clip": 0.1,
 }
 SCORED, ALL = 8.0, 12.5  # samples of the validation split: those that are scored, and all of them
 PROMPT, ANSWER = 5, 3  # tokens of a synthetic pair

@@ -39,10 +39,7 @@ OF_A_FORM = 5e-3  # the same of the steps in another form
 LOSSES = ("loss", "evaluation")  # quantities in nats
 NOISE = 1e-5  # a gradient this small beside the others is rounding: a bias that softmax cancels
 # Keys that change no result and are left out of a configuration.
-NOT_HASHED = (
-    *OWNED,
-    *("out_dir", "data_dir", "log_interval", "log", "match"),
-)
+NOT_HASHED = (*OWNED, "out_dir", "data_dir", "log_interval", "log", "match")
 FORMER = {"data_alpha": 1.0}  # a key of train.py when the stored rows were measured
 OFF = (None, False, 0, "", "none")
 DEFAULTS = {

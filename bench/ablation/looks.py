@@ -79,7 +79,7 @@ def looks_of(plan, tried, history, margin):
     declared += [(margin, look) for look in declared_looks(plan, tried, history)]
     declared = list(dict.fromkeys(declared))
     planned = len(history[0]["looks"] if history else plan["looks"])
-    shares = [share_of(planned)] * planned
+    shares = [share_of(planned) for _ in range(planned)]
     shares += [share_of(unplanned=j) for j in range(1, len(declared) - planned + 1)]
 
     looks = []

@@ -69,7 +69,8 @@ class Estimate:
             means = tuned[tuned["arm"] == arm].groupby("rate")["val_loss_tune"].mean()
             kind = "part" if arm == self.row["arm"] else "base"
             points = list(zip(np.log2(means.index).tolist(), means.tolist(), strict=True))
-            lines += [(kind, points)] * (len(points) > 1)
+            if len(points) > 1:
+                lines.append((kind, points))
         return lines
 
 
@@ -113,7 +114,9 @@ def word_of(signs):
     for verb, bases in (("helps", helped), ("hurts", hurt)):
         if bases:
             return f"{verb} in both" if len(bases) > 1 else f"{verb} {bases[0]}{other}"
-    return f"no difference{f' in {same[0]}' * (len(same) == 1)}" if same else "undecided"
+    if not same:
+        return "undecided"
+    return f"no difference in {same[0]}" if len(same) == 1 else "no difference"
 
 
 def beside(says, signs):
@@ -184,8 +187,10 @@ class Page:
         lines = []
         for (base, column), section in self.shelves.items():
             name = ", ".join(word for word in (BASES[base], column) if word)
-            lines += [f"{name}. {unfinished}"] * bool(section.missing())
-            lines += [f"{name}. {little}"] * section.facts.marked
+            if section.missing():
+                lines.append(f"{name}. {unfinished}")
+            if section.facts.marked:
+                lines.append(f"{name}. {little}")
             if replicate_differs(section):
                 copy = section.replicate.to_dict("records")[0]
                 lines.append(f"{name}. {differs} {tables.difference(copy, 3)}")

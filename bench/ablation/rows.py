@@ -53,11 +53,9 @@ PRICES = {  # column -> keys of costs.jsonl
 }
 COSTS = tuple(PRICES)
 RUN = ["arm", "seed", "rate", "purpose", "code_hash", "config_hash"]  # what identifies a run
-COLUMNS = [
-    *("sweep", "text", *RUN[:4], "tokens", "status", "stuck", "current", "control"),
-    *(*LOSSES, *NUMBERS),
-    *("machine", "blocks", "curve", "extrapolation", *TEXTS),
-]
+COLUMNS = ["sweep", "text", "arm", "seed", "rate", "purpose", "tokens", "status", "stuck"]
+COLUMNS += ["current", "control", *LOSSES, *NUMBERS]
+COLUMNS += ["machine", "blocks", "curve", "extrapolation", *TEXTS]
 KINDS = {"seed": int, "stuck": bool, "current": bool, "control": bool}
 KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
@@ -69,24 +67,36 @@ FIX = "move it away, and bench/ablate.py writes another one: the rows beside it 
 
 # The types of what the files hold, by key.
 PLAN = {
-    **dict.fromkeys(("name", "question", "also", "base"), str),
-    **dict.fromkeys(("arms", "chosen_lr", "base_values", "data", "ngrams"), dict),
-    **{"screening": bool, "looks": list, "controls": int | None},
-    **{"margin": Real | None, "margin_source": str | None},
+    "name": str,
+    "question": str,
+    "also": str,
+    "base": str,
+    "arms": dict,
+    "chosen_lr": dict,
+    "base_values": dict,
+    "data": dict,
+    "ngrams": dict,
+    "screening": bool,
+    "looks": list,
+    "controls": int | None,
+    "margin": Real | None,
+    "margin_source": str | None,
 }
 ARM = {
-    **dict.fromkeys(HASHES, str),
-    **{"changes": dict, "replicate": bool, "against": str | None},
-    **{"match": dict | None, "curve": Real | None},
+    "code_hash": str,
+    "config_hash": str,
+    "changes": dict,
+    "replicate": bool,
+    "against": str | None,
+    "match": dict | None,
+    "curve": Real | None,
 }
-ROW = {
-    **{"arm": str, "seed": int, "lr": Real, "extrapolation": dict | None},
-    **dict.fromkeys(("curve", "blocks"), list | None),
-    **dict.fromkeys((*LOSSES.values(), *NUMBERS), Real | None),
-    **dict.fromkeys((*TEXTS, "hardware"), str | None),
-}
+ROW = {"arm": str, "seed": int, "lr": Real, "hardware": str | None}
+ROW |= {"curve": list | None, "blocks": list | None, "extrapolation": dict | None}
+ROW |= dict.fromkeys([*LOSSES.values(), *NUMBERS], Real | None)
+ROW |= dict.fromkeys(TEXTS, str | None)
 COST = {"arm": str, "parameters": Real, "threads": int, "hardware": str | None}
-COST |= dict.fromkeys(("step_ratio", "milliseconds_per_step"), dict | None)
+COST |= {"step_ratio": dict | None, "milliseconds_per_step": dict | None}
 
 
 # ---------------------------------------------------------------- plans

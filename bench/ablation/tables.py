@@ -112,14 +112,14 @@ def verdicts_table(section):
         cells["difference [95 %]"] = difference(row)
         cells["worth × tokens"] = multiple(row, ends=section.curve_ends)
         cells["step time"] = step_time({key: section.cost(row["arm"], key) for key in STEP_RATIO})
-        cells["runs"] = f"{row['n']:.0f}" + f", {row['diverged']:.0f} diverged" * (
-            row["diverged"] > 0
-        )
+        cells["runs"] = f"{row['n']:.0f}"
+        if row["diverged"] > 0:
+            cells["runs"] += f", {row['diverged']:.0f} diverged"
         cells["parameters"] = number(section.cost(row["arm"], "parameters"), short)
         cells["more seeds"] = number(row["more_seeds"], ".0f")
         rows.append(cells | outcomes(section, row["arm"] if row["kind"] != "replicate" else ""))
     base = section.plan["base"]
-    first = {"change": base, "runs": str(len(section.reported(base))), **outcomes(section, base)}
+    first = {"change": base, "runs": str(len(section.reported(base)))} | outcomes(section, base)
     first["parameters"] = number(section.cost(base, "parameters"), short)
     columns = list(dict.fromkeys(key for row in [*rows, first] for key in row))
     return without_empty_columns(pd.DataFrame([first, *rows], columns=columns).fillna(DASH))
