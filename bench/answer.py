@@ -3,9 +3,8 @@ The page of the answer: what each part of a modern Transformer is worth, from ro
 
     python bench/answer.py [OUT]      # default: the sweeps below bench/results/answer
 
-Writes index.html, index.md, their figures, the table of README's first screen and the report of
-each sweep into that folder. config/answer/page.py says which arm is which part, and what others
-published of it. Trains nothing.
+Writes index.html, index.md, their figures and the report of each sweep into that folder.
+config/answer/page.py says which arm is which part, and what others published of it. Trains nothing.
 """
 
 if not __package__:

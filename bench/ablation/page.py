@@ -209,11 +209,10 @@ class Page:
         heads, ends = ("ours", "published"), ours[0].section.curve_ends
         return figures.worths_beside(rows, others, "worth", heads, ends, title)
 
-    def first_screen(self):
-        """The Parts of README's table, if the bases beat the counts and all planned runs ended."""
+    def has_answer(self):
+        """Whether a part is measured, the bases beat the counts and all planned runs ended."""
         early = any(s.facts.marked or s.missing() for s in self.here.values())
-        chosen = [] if early else self.config["first_screen"]
-        return [part for part in self.measured if part.name in chosen]
+        return bool(self.measured) and not early
 
 
 # ---------------------------------------------------------------- files
@@ -247,8 +246,8 @@ def pictures_of(page):
 
 
 def write(config, folders, out):
-    """Write the page of the sweeps in some folders, the report of each, and first_screen.md into
-    the folder `out`. Returns the path of the page."""
+    """Write the page of the sweeps in some folders, and the report of each, into the folder `out`.
+    Returns the path of the page."""
     # Each folder by itself: the seeds of a confirmation are not those of the shelf that chose it.
     sections = [section for folder in folders for section in report.judge([folder])]
     page = Page(config, {os.path.relpath(s.folders[0], out): s for s in sections})
@@ -258,6 +257,6 @@ def write(config, folders, out):
             write_file(out / f"{key}.png", figures.saved(figure, "png", dpi=150))
     reports = [os.path.relpath(report.write_report(s), out) for s in sections]
     values = {"page": page, "pictures": pictures, "reports": reports, "names": figures.NAMES}
-    for name in ("index.html", "index.md", "first_screen.md"):
+    for name in ("index.html", "index.md"):
         write_file(out / name, report.render(f"{name}.j2", tables=tables, bases=BASES, **values))
     return out / "index.html"

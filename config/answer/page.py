@@ -304,16 +304,3 @@ contexts = [
     "Mamba-2",
     "Hybrid",
 ]
-
-# The rows of the first screen of README, at most nine.
-first_screen = [
-    "RoPE",
-    "SwiGLU",
-    "RMSNorm",
-    "No biases",
-    "Untied head",
-    "All five together",
-    "Muon",
-    "QK norm",
-    "Experts",
-]

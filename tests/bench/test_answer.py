@@ -16,11 +16,6 @@ SHELVES = [path.parent for path in answer.ANSWER.glob("*/sweep.json")]
 SHELVES = [path for path in SHELVES if not path.name.startswith(("tune", "recipe"))]
 
 
-def test_the_readme_shows_the_first_screen():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert (answer.ANSWER / "first_screen.md").read_text().strip() in readme
-
-
 @pytest.mark.slow
 def test_the_page_follows_from_the_rows(tmp_path, monkeypatch):
     """And reading_a_report.md shows two rows of a report. The pixels of pictures are not drawn."""
@@ -28,7 +23,7 @@ def test_the_page_follows_from_the_rows(tmp_path, monkeypatch):
     copy = tmp_path / "answer"
     shutil.copytree(answer.ANSWER, copy, ignore=shutil.ignore_patterns("runs"))
     answer.main([str(copy)])
-    for name in ("index.html", "index.md", "first_screen.md"):
+    for name in ("index.html", "index.md"):
         assert (copy / name).read_text() == (answer.ANSWER / name).read_text(), name
     example = (ROOT / "docs/reading_a_report.md").read_text(encoding="utf-8").splitlines()[7:9]
     assert all(row in (copy / "gpt2/report.md").read_text() for row in example)
