@@ -204,8 +204,8 @@ def evaluate(run):
     losses = {
         "train_loss": row["train_loss"],
         "val_loss": row["val_loss"],
-        "val_loss_tune": row["val_tune"],
-        "val_loss_report": row["val_report"],
+        "val_loss_tune": row["val_loss_tune"],
+        "val_loss_report": row["val_loss_report"],
     }
     return {
         "evaluation": dict(zip(losses, rounded(losses.values()), strict=True)),
