@@ -225,7 +225,7 @@ def planned(values, kind):
         order = {}
         for name, step in named.items():
             seen = hashlib.sha256()
-            for micro_batch in run.loader.get(step)[0]:
+            for micro_batch in run.loader.get(step):
                 for part in micro_batch.inputs:
                     seen.update(part.numpy().tobytes())
             order[name] = seen.hexdigest()[:16]
