@@ -208,8 +208,8 @@ def evaluate(run):
     losses = {
         "train_loss": row["train_loss"],
         "val_loss": row["val_loss"],
-        "val_loss_tune": row["val_tune"],
-        "val_loss_report": row["val_report"],
+        "val_loss_tune": row["val_loss_tune"],
+        "val_loss_report": row["val_loss_report"],
     }
     return {
         "evaluation": dict(zip(losses, rounded(losses.values()), strict=True)),
@@ -229,7 +229,7 @@ def planned(values, kind):
         order = {}
         for name, step in named.items():
             seen = hashlib.sha256()
-            for micro_batch in run.loader.get(step)[0]:
+            for micro_batch in run.loader.get(step):
                 for part in micro_batch.inputs:
                     seen.update(part.numpy().tobytes())
             order[name] = seen.hexdigest()[:16]

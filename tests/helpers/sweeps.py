@@ -126,7 +126,10 @@ def make_sweep(
 
 
 def write_lines(out, lines, name="rows.jsonl"):
-    (Path(out) / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    """Write a file of lines of JSON. Returns its path."""
+    path = Path(out) / name
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 def plan_of(name, curve=None):
