@@ -26,7 +26,7 @@ def prepare_words(folder):
     splits = nanogpt_splits(Corpus("text.txt", lambda: iter([text])))
     words = folder / "words"
     words.mkdir(parents=True)
-    tokenizer, entries, sha256 = write_corpus(splits, tokenizer_maker("char"), words)
+    tokenizer, entries, sha256 = write_corpus(splits, tokenizer_maker("words", "char"), words)
     meta = {"name": "words", "tokenizer": "char", "vocab_size": tokenizer.vocab_size}
     meta |= {"dtype": dtype_name(tokenizer.vocab_size), "splits": entries, "source_sha256": sha256}
     write_meta(words, meta, tokenizer)
