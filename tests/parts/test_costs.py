@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
+from common.files import ROOT
 from helpers.variants import ARMS, arm_of, name
 from parts import architectures, costs
 from parts.architectures import ARCH, CORNERS
@@ -134,6 +135,19 @@ def test_catalogue_prints_every_word(capsys, model):
     for word in ARCH:
         count = costs.parameters(configure(arch=word, **SHAKESPEARE))
         assert re.search(rf"^  {word} +{count:,} ", text, re.MULTILINE)
+
+
+WORDS = [(slot, word) for slot, words in SLOTS.items() for word in words]
+
+
+@pytest.mark.parametrize("slot, word", WORDS)
+def test_the_table_in_the_docs_has_the_word(slot, word):
+    """One test for each word, so that `-k WORD` runs it."""
+    page = (ROOT / "docs/parts.md").read_text(encoding="utf-8")
+    row = page.partition(f"\n| `{slot}` |")[2].partition("\n")[0]
+    words = row.split("`")[1].split()
+    paste = "paste what `python -m parts.costs --table` prints into docs/parts.md"
+    assert word in words, f"the table in docs/parts.md lacks {slot}={word}: {paste}"
 
 
 @pytest.mark.parametrize("word", ARCH)
