@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from parts import fast_attention
-from parts.attn_extra import Extra
+from parts.attn_extra import Extra, check_parameters
 from parts.cache import LayerCache, Ring, visible
 from parts.norm import BareRMSNorm, RMSNorm
 from parts.part import Mixer, head_width, linear, refuse, weight_dropout
@@ -96,7 +96,10 @@ class Attention(Mixer):
 
     def add_extra(self, word, make, config, layer):
         """Add a word of attn_extra; make: its class."""
-        self.extras[word] = make(self, config, layer)
+        before = set(self._parameters)
+        extra = make(self, config, layer)
+        check_parameters(extra, created=set(self._parameters) - before)
+        self.extras[word] = extra
         if make.scores is not Extra.scores:
             self.changes_scores = True
 

@@ -49,6 +49,21 @@ class Extra:
         return 0
 
 
+def check_parameters(extra, created):
+    """Refuse parameters that would not train, or not start at a set value. created: the names of
+    the parameters that the addition gave to its attention."""
+    name = type(extra).__name__
+    for key, value in vars(extra).items():
+        if isinstance(value, (nn.Parameter, nn.Module)):
+            raise TypeError(
+                f"{name} holds {key} itself, so it trains nothing: put it on `attention`"
+            )
+    if created and type(extra).reset is Extra.reset:
+        raise TypeError(
+            f"{', '.join(created)} has no initial value: give {name} a reset(attention)"
+        )
+
+
 class Sink(Extra):
     """Each head adds exp(b) to the sum of its weights, so that they may sum to less than 1."""
 

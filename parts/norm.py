@@ -13,13 +13,14 @@ from parts.part import Part
 
 
 class Norm(Part):
-    """A norm with a weight, and perhaps a bias, of one number per feature."""
+    """A norm with a weight, and perhaps a bias, of one number per feature. One that is `biased` has
+    the attribute `bias`, which is None where the configuration gives norms no bias."""
 
     biased = True  # whether bias=norm gives it a bias
 
     def reset(self):
         nn.init.ones_(self.weight)
-        if self.bias is not None:
+        if self.biased and self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
@@ -38,7 +39,6 @@ class RMSNorm(Norm, model_llama.RMSNorm):
     paper = "Zhang & Sennrich 2019, arXiv:1910.07467"
     reads = ("norm_eps",)
     biased = False
-    bias = None
 
     def __init__(self, width, config):
         model_llama.RMSNorm.__init__(self, width, config.norm_eps)

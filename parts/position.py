@@ -80,7 +80,7 @@ class Sinusoidal(Position):
 class Rope(Position):
     """q and k turned by pos * theta^(-2i/D), on the first rope_fraction of each head (GPT-NeoX,
     Black et al. 2022, arXiv:2204.06745). D is the width of the part that is turned. Variant
-    replaces `scaling` by the word of rope_scaling."""
+    sets `scaling` to the word of rope_scaling."""
 
     paper = "Su et al. 2021, arXiv:2104.09864"
     acts_on = "q and k"
@@ -303,7 +303,8 @@ class Llama3Scaling(Scaling):
 
 
 class Where(NamedTuple):
-    """The tokens of a forward pass and their positions, and what its layers share."""
+    """What every layer may read beside its input x: the tokens of a forward pass, their positions,
+    and what earlier layers left."""
 
     scheme: Position
     pos: torch.Tensor  # (B or 1, T)

@@ -1,7 +1,7 @@
 """The shelf: every word of every slot, with its formula. A new part is a class and a line here.
 
-x: the input (B, T, C); q, k, v: a query, a key, a value of width D; the notation of each class is
-explained in its docstring, where its paper stands, too.
+x: the input (B, T, C); q, k, v: a query, a key, a value of width D. Each class explains its symbols
+in its docstring, and names its paper.
 """
 
 from torch.nn import functional as F
@@ -21,7 +21,7 @@ POSITION = {  # of a query at position i and a key at position j
     "sinusoidal": position.Sinusoidal,  # sqrt(C) x_i + [sin(i w_n), cos(i w_n)], w_n = 1e4^(-2n/C)
     "rope": position.Rope,  # pairs of q and k turned by i theta^(-2n/D), j theta^(-2n/D)
     "alibi": position.Alibi,  # score - slope_h (i - j)
-    "relative": position.Relative,  # score + q·a_min(i - j, clip) / sqrt(D)
+    "relative": position.Relative,  # score + q·a[min(i - j, clip)] / sqrt(D)
     "t5": position.T5,  # score + b_h[bucket of i - j]
 }
 
@@ -45,7 +45,9 @@ BLOCK = {
 
 HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
 SHAZEER = "Shazeer 2020, arXiv:2002.05202"
-MLP = {  # PlainMLP: down(act(up(x))); GatedMLP: down(act(gate(x)) up(x))
+# PlainMLP computes down(act(up(x))), GatedMLP down(act(gate(x)) up(x)). `.of(paper, act)` makes the
+# class of one word; the formula beside it is act(x).
+MLP = {
     "relu": PlainMLP.of("Vaswani et al. 2017, arXiv:1706.03762", F.relu),  # max(x, 0)
     "gelu": PlainMLP.of(HENDRYCKS, gelu),  # x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))
     "gelu_erf": PlainMLP.of(HENDRYCKS, F.gelu),  # x/2 (1 + erf(x / sqrt(2)))
@@ -55,15 +57,15 @@ MLP = {  # PlainMLP: down(act(up(x))); GatedMLP: down(act(gate(x)) up(x))
     "bilinear": GatedMLP.of(SHAZEER, lambda x: x),  # x
     "reglu": GatedMLP.of(SHAZEER, F.relu),  # max(x, 0)
     "geglu": GatedMLP.of(SHAZEER, gelu),  # x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))
-    "swiglu": SwiGLU,  # x σ(x)
+    "swiglu": SwiGLU,  # x σ(x); it has a class of its own, of which moe makes its shared expert
     "none": NoMLP,  # 0
     "moe": moe.MoE,  # Σ g_i swiglu_i(x) over the top_k experts i of largest score
-    "moe_clamped": moe.ClampedMoE,  # the same, experts down((up + 1) gate σ(1.702 gate)), clamped
+    "moe_clamped": moe.ClampedMoE,  # as moe, down((up + 1) gate σ(1.702 gate)); gate, |up| <= 7
 }
 
 MIXER = {
     "attention": Attention,  # y_t = Σ_s softmax_s(q_t·k_s / sqrt(D)) v_s over s <= t
-    "differential": Differential,  # (1 - a) norm((A_1 - l A_2) V), two softmaxes A_1 and A_2
+    "differential": Differential,  # (1 - a) norm((A_1 - l A_2) V); A_i softmax, l learned, a fixed
     "gated_delta": GatedDelta,  # S_t = alpha_t S_(t-1) (I - beta_t k_t k_tᵀ) + beta_t v_t k_tᵀ
     "mamba2": Mamba2,  # S_t = alpha_t S_(t-1) + dt_t v_t k_tᵀ, y_t = S_t q_t + skip v_t
     "mla": LatentAttention,  # attention with k = [c W_k ; x W_r], v = c W_v, c = norm(x W_d)
@@ -71,11 +73,11 @@ MIXER = {
 
 RESIDUAL = {  # of a sublayer F
     "plain": block.Plain,  # x + F(x)
-    "scaled": block.Scaled,  # x + F(x), where a block starts from keep x + again x_0
+    "scaled": block.Scaled,  # x + F(x), and each block first: x = c x + d x_0, x_0 the embedding
     "hyper": block.Hyper,  # streams X: X_j becomes Σ_i A_ij X_i + b_j F(Σ_i a_i X_i)
 }
 
-ATTN_EXTRA = {  # of a head of attention; several act in this order
+ATTN_EXTRA = {  # of a head of attention; of several words, the upper one acts first
     "none": attn_extra.Extra,  # nothing is added
     "sink": attn_extra.Sink,  # softmax weights exp(s_j) / (exp(b) + Σ_j exp(s_j))
     "value_residual": attn_extra.ValueResidual,  # (1 - λ) v + λ v of the first layer
@@ -88,7 +90,7 @@ ATTN_EXTRA = {  # of a head of attention; several act in this order
 ROPE_SCALING = {  # of the frequencies f_n = theta^(-2n/D); s = rope_factor
     "none": position.Scaling,  # f_n
     "linear": position.LinearScaling,  # f_n / s
-    "ntk": position.NTK,  # f_n with theta s^(D/(D-2)) for theta
+    "ntk": position.NTK,  # (theta s^(D/(D-2)))^(-2n/D)
     "yarn": position.YaRN,  # f_n / s for slow pairs, f_n for fast ones; q and k times 0.1 ln s + 1
     "yarn_exact": position.YaRNExact,  # as yarn, the ramp between them not rounded to whole pairs
     "llama3": position.Llama3Scaling,  # f_n / s for slow pairs, f_n for fast ones, a blend between

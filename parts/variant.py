@@ -37,6 +37,9 @@ Factor = Annotated[float, Range(least=1)]
 
 @dataclass
 class VariantConfig:
+    """The keys of a model. --help prints the comment behind each key, under the comment line above
+    it; only --help=all prints the keys under a line that begins with "rare:"."""
+
     # the size of the model
     block_size: PositiveInt = 1024  # context length, tokens
     vocab_size: PositiveInt = 50257
@@ -94,7 +97,10 @@ class VariantConfig:
     conv: PositiveInt | None = None  # tokens a convolution sees; None: 4 in a state, else none
 
     def __post_init__(self):
-        self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
+        if self.bias is True:
+            self.bias = "all"
+        elif self.bias is False:
+            self.bias = "none"
         self.n_kv_head = self.n_kv_head or self.n_head
         mixers = [MIXER[word] for word in self.mixer.split(",")]
         self.check_mixers(mixers)
@@ -111,17 +117,21 @@ class VariantConfig:
             f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out",
         )
         place = POSITION[self.position].acts_on
-        places = {None, *(place for mixer in mixers for place in mixer.acted_on)}
-        fitting = [word for word, scheme in POSITION.items() if scheme.acts_on in places]
+        reachable = {None}  # the places where a position can act; position=none acts on None
+        for mixer in mixers:
+            reachable.update(mixer.acted_on)
+        fitting = [word for word, scheme in POSITION.items() if scheme.acts_on in reachable]
         refuse(
-            place not in places,
+            place not in reachable,
             f"position={self.position} acts on {place}, which mixer={self.mixer} does not have: "
             f"choose {', '.join(fitting)}",
         )
         read = {key for mixer in mixers for key in mixer.reads}
         for word, mixer in MIXER.items():
             for key in sorted({*mixer.reads} - read):
-                default = self.n_head if key == "n_kv_head" else getattr(VariantConfig, key)
+                default = getattr(VariantConfig, key)
+                if key == "n_kv_head":
+                    default = self.n_head
                 refuse(
                     getattr(self, key) != default,
                     f"{key} has no effect with mixer={self.mixer}: remove it, or add a layer of "
@@ -132,8 +142,9 @@ class VariantConfig:
         """Refuse a key of NEEDS that has no effect beside the value of its other key."""
         for key, (other, useless) in NEEDS.items():
             beside = getattr(self, other)
+            default = getattr(VariantConfig, key)
             refuse(
-                getattr(self, key) != getattr(VariantConfig, key) and beside in useless,
+                getattr(self, key) != default and beside in useless,
                 f"{key} has no effect with {other}={beside}: remove it, or change {other}",
             )
 
@@ -141,15 +152,16 @@ class VariantConfig:
         H = self.n_head
         K = self.n_kv_head
         D = head_width(self)
-        own_width = all("head_dim" in MIXER[word].reads for word in self.mixer.split(","))
+        takes_head_dim = all("head_dim" in MIXER[word].reads for word in self.mixer.split(","))
         refuse(
-            self.n_embd % H and not (self.head_dim and own_width),
+            self.n_embd % H and not (self.head_dim and takes_head_dim),
             f"n_embd={self.n_embd} is not divisible by n_head={H}",
         )
         refuse(H % K, f"n_head={H} is not divisible by n_kv_head={K}")
         heads = f"head_dim={D}" if self.head_dim else f"n_embd={self.n_embd} over n_head={H}"
+        pairs = int(self.rope_fraction * D) // 2
         refuse(
-            self.position == "rope" and (D % 2 or self.rope_fraction * D // 2 <= 0),
+            self.position == "rope" and (D % 2 or pairs == 0),
             f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} leaves an "
             "odd number of features, or none",
         )
@@ -182,12 +194,12 @@ class VariantConfig:
         )
 
 
-UNTURNED = ("position", {*POSITION} - {"rope"})
+WITHOUT_ROPE = ("position", {*POSITION} - {"rope"})
 NEEDS = {  # {key: (another key, its values beside which the key has no effect)}
     "full_every": ("window", {0}),
-    "nope_every": UNTURNED,
-    "rope_fraction": UNTURNED,
-    "rope_scaling": UNTURNED,
+    "nope_every": WITHOUT_ROPE,
+    "rope_fraction": WITHOUT_ROPE,
+    "rope_scaling": WITHOUT_ROPE,
     "rope_factor": ("rope_scaling", {"none"}),
     "shared_gate": ("shared_experts", {0}),
 }
@@ -221,7 +233,11 @@ class LayerParts:
 
 
 class Variant(nn.Module):
-    """A decoder with an embedding, n_layer blocks and a head, whose slots the words fill."""
+    """A decoder with an embedding, n_layer blocks and a head, whose slots the words fill.
+
+    Its modules are named as in model.py, so that the names in a checkpoint are the same: `wpe` is
+    the position scheme, of any kind.
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -230,7 +246,8 @@ class Variant(nn.Module):
         block = BLOCK[config.block]
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = POSITION[config.position](config)
-        self.wpe.scaling = ROPE_SCALING[config.rope_scaling](config)  # only rope has a use for it
+        if config.position == "rope":  # set here: position.py cannot import the words of slots.py
+            self.wpe.scaling = ROPE_SCALING[config.rope_scaling](config)
         self.norm_e = norm(config.n_embd, config) if config.embed_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         layers = range(config.n_layer)
@@ -274,10 +291,13 @@ class Variant(nn.Module):
             routings=routings,
             first=x,
         )
-        x = self.blocks[0].residual.spread(x)
+        x = self.blocks[0].residual.spread(x)  # (B, T, C), with residual=hyper (B, T, streams, C)
         for i, block in enumerate(self.blocks):
-            x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))
-        x = self.blocks[-1].residual.gathered(x[:, -1:] if last_only else x)
+            state = None
+            if cache is not None:
+                state = cache.layer(i, block.attn.new_state)  # the mixer makes it the first time
+            x = block(x, where, state)
+        x = self.blocks[-1].residual.gathered(x[:, -1:] if last_only else x)  # (B, T or 1, C)
         logits = self.lm_head(self.norm_f(x))  # (B, T or 1, V)
         if self.config.logit_softcap:
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)

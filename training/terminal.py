@@ -16,7 +16,8 @@ from tqdm import tqdm
 from common import files
 from common.configurator import keys, load
 from common.errors import Failure, UserError, folded
-from parts.architectures import CORNERS, configure
+from parts.architectures import ARCH, CORNERS, configure
+from parts.slots import SLOTS
 from parts.variant import VariantConfig
 from tokens.data import bits_per_byte
 from tokens.pairs import Pairs
@@ -61,7 +62,7 @@ def describe(run):
     count = sum(p.numel() for p in run.model.parameters())
     used = used_parameters(run.model)
     active = f", of which a token uses {used:,}" if used < count else ""
-    print(f"model {run.config.arch or run.config.model}: {count:,} parameters{active}")
+    print(f"model {model_name(run)}: {count:,} parameters{active}")
     for part, number in parameters_by_part(run.model).items():
         print(f"  {part:<22}{number:>12,}")
     for optimizer in run.optimizers:
@@ -75,6 +76,23 @@ def describe(run):
     steps = f"{run.config.max_iters} steps of {run.step_tokens:,} tokens"
     epochs = run.data.epochs(run.config.max_iters * run.step_samples)
     print(folded(f"{steps}: {epochs}", 2))
+
+
+def model_name(run):
+    """The named model and the words that replace its parts: "gpt2 with mlp=relu2"."""
+    name = run.config.arch or run.config.model
+    config = run.model.config
+    if not isinstance(config, VariantConfig):
+        return name
+    swapped = []
+    for slot in SLOTS:
+        usual = ARCH[name].get(slot, getattr(VariantConfig, slot))
+        if callable(usual):
+            usual = usual(vars(config))
+        word = getattr(config, slot)
+        if word != usual:
+            swapped.append(f"{slot}={word}")
+    return f"{name} with {' '.join(swapped)}" if swapped else name
 
 
 def print_once(runtime, text):

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
+from common.files import ROOT
 from helpers.variants import ARMS, arm_of, name
 from parts import architectures, costs
 from parts.architectures import ARCH, CORNERS
@@ -47,13 +48,10 @@ def on_meta(config):
 
 
 def flops(model, T):
-    """FLOPs per token that torch counts, on the meta device: there the fused attention, which the
-    counter does not know on a CPU, becomes two matrix products. Experts are counted on the CPU,
-    because on the meta device no token chooses any."""
-    if "moe" in getattr(model.config, "mlp", ""):
-        model = Variant(model.config).eval()
-    idx = torch.zeros(1, T, dtype=torch.long, device=model.wte.weight.device)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    """FLOPs per token that torch counts. The counter does not know the fused attention of a CPU,
+    which is therefore computed as two matrix products."""
+    idx = torch.zeros(1, T, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(idx)
     return counter.get_total_flops() / T
 
@@ -76,10 +74,11 @@ def test_costs_are_what_is_counted(change):
         assert costs.parameters(c) == parts.total()
 
     c = configure(**SMALL | change)
-    assert costs.flops_per_token(c, 20) == flops(on_meta(c), 20), "correct flops(T) of the part"
+    model = Variant(c).eval()
+    assert costs.flops_per_token(c, 20) == flops(model, 20), "correct flops(T) of the part"
     cache = KVCache()
     with torch.no_grad():
-        Variant(c).eval()(torch.zeros(1, 32, dtype=torch.long), cache=cache)
+        model(torch.zeros(1, 32, dtype=torch.long), cache=cache)
     assert cache.size() == costs.kv_bytes(c, 64), "correct held(T) of the mixer"
 
 
@@ -120,7 +119,8 @@ def output(capsys, *argv):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("model", CORNERS)
+# test_contributor.py prints GPT-2's, too.
+@pytest.mark.parametrize("model", ["llama", pytest.param("gpt2", marks=[pytest.mark.slow])])
 def test_catalogue_prints_every_word(capsys, model):
     text = output(capsys, f"--model={model}")
     sections = dict(re.findall(r"^(\w+)\n((?:  .*\n)+)", text, re.MULTILINE))
@@ -136,18 +136,30 @@ def test_catalogue_prints_every_word(capsys, model):
         assert re.search(rf"^  {word} +{count:,} ", text, re.MULTILINE)
 
 
+WORDS = [(slot, word) for slot, words in SLOTS.items() for word in words]
+
+
+@pytest.mark.parametrize("slot, word", WORDS)
+def test_the_table_in_the_docs_has_the_word(slot, word):
+    """One test for each word, so that `-k WORD` runs it."""
+    page = (ROOT / "docs/parts.md").read_text(encoding="utf-8")
+    row = page.partition(f"\n| `{slot}` |")[2].partition("\n")[0]
+    words = row.split("`")[1].split()
+    paste = "paste what `python -m parts.costs --table` prints into docs/parts.md"
+    assert word in words, f"the table in docs/parts.md lacks {slot}={word}: {paste}"
+
+
 @pytest.mark.parametrize("word", ARCH)
 def test_diff_adds_up(capsys, word):
-    """The steps between any two architectures lead from the one's costs to the other's."""
-    for pair in (("llama", word), (word, "llama")):
-        *steps, a, b = [
-            [float(number.replace(",", "")) for number in line.split()[-3:]]
-            for line in output(capsys, f"--diff={','.join(pair)}").splitlines()[1:]
-        ]
-        for column in range(3):
-            assert a[column] + sum(step[column] for step in steps) == b[column]
-        for arch, row in zip(pair, (a, b), strict=True):
-            assert row == list(costs.summary(configure(arch=arch, **SHAKESPEARE)))
+    """The steps between two architectures lead from the one's costs to the other's."""
+    *steps, a, b = [
+        [float(number.replace(",", "")) for number in line.split()[-3:]]
+        for line in output(capsys, f"--diff=llama,{word}").splitlines()[1:]
+    ]
+    for column in range(3):
+        assert a[column] + sum(step[column] for step in steps) == b[column]
+    assert a == list(costs.summary(configure(arch="llama", **SHAKESPEARE)))
+    assert b == list(costs.summary(configure(arch=word, **SHAKESPEARE)))
 
 
 def operators(run):

@@ -16,10 +16,7 @@ from parts.variant import Variant
 FLEX = [
     dict(window=5, full_every=2),
     dict(block_local=6),
-    dict(position="alibi"),
-    dict(attn_softcap=1.5),
     dict(position="alibi", window=7, attn_softcap=2.0, n_kv_head=2),
-    dict(n_kv_head=1, window=9),
 ]
 
 

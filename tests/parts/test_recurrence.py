@@ -130,7 +130,7 @@ def test_it_goes_back_as_far_as_it_has_copies(change):
 def test_costs_over_several_chunks(word):
     for T in (64, 100, 130):
         c = cost_gates.configure(mixer=word, **cost_gates.SMALL | dict(block_size=T))
-        counted = cost_gates.flops(cost_gates.on_meta(c), T)
+        counted = cost_gates.flops(Variant(c).eval(), T)
         assert costs.flops_per_token(c, T) == pytest.approx(counted, rel=1e-12)
 
 

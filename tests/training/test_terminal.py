@@ -11,6 +11,7 @@ from common import errors, files
 from common.configurator import Given, keys, load
 from common.files import ROOT
 from helpers.runs import ready
+from parts.architectures import configure
 from parts.variant import VariantConfig
 from training import flops, terminal
 from training.settings import TrainConfig, read_config, scope
@@ -59,6 +60,26 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
         sample, _, twin = printed.partition("compare with LLaMA:\n")
         assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]
         assert shlex.split(twin) == ["python", f"{script}train.py", LLAMA, "--n_layer=2"]
+
+
+@pytest.mark.parametrize(
+    "keys, name",
+    [
+        ({}, "gpt2"),
+        (dict(mlp="relu2"), "gpt2 with mlp=relu2"),
+        (dict(arch="qwen3-next", n_layer=5), "qwen3-next"),
+        (
+            dict(arch="falcon", norm="dyt", position="alibi"),
+            "falcon with position=alibi norm=dyt",
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_names_the_parts_that_are_swapped(keys, name):
+    values = dict(model="gpt2", arch=None) | keys
+    run = SimpleNamespace(config=SimpleNamespace(**values))
+    run.model = SimpleNamespace(config=configure(values))
+    assert terminal.model_name(run) == name
 
 
 def test_a_long_command_is_wrapped_and_can_be_pasted():
