@@ -66,9 +66,9 @@ class Attention(nn.Module):
         v = self.wv(x).view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
         mask = None
         if cache is not None:
-            k, v, mask = cache.update(k, v)  # with the past: k, v (B, heads, S, D)
+            k, v, mask = cache.update(k, v)  # past and new: k, v (B, H, S, D)
         p = self.dropout.p if self.training else 0.0
-        # On a CPU in 16 bits, Runtime.autocast selects torch's unfused form, which trains faster.
+        # Without a mask, a whole text is causal; a single new token (T = 1) sees all S keys.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p
         )
@@ -77,9 +77,9 @@ class Attention(nn.Module):
 
 
 def gelu(x):
-    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))). torch has one kernel for it, but
-    none that compiled CPU code can use. There it is written with a sigmoid, which is faster than
-    with tanh: 1 + tanh(u) = 2 sigmoid(2u)."""
+    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))). F.gelu is one fused kernel. Code
+    compiled for a CPU cannot use it, so there the formula is written out, by 1 + tanh(u) =
+    2 sigmoid(2u), the faster form."""
     if x.is_cuda or not torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
     return x * torch.sigmoid(math.sqrt(8 / math.pi) * x * (1 + 0.044715 * x * x))
@@ -157,7 +157,7 @@ class GPT(nn.Module):
         if cache is None:
             pos = torch.arange(T, device=idx.device)[None]  # (1, T)
         else:
-            pos = cache.advance(idx)  # (B or 1, T)
+            pos = cache.advance(idx)  # (B or 1, T); counts these tokens as read
         x = self.dropout(self.wte(idx) + self.wpe(pos))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache[i])

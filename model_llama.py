@@ -95,9 +95,9 @@ class Attention(nn.Module):
         q, k = rotate(q, *rope), rotate(k, *rope)
         mask = None
         if cache is not None:
-            k, v, mask = cache.update(k, v)  # with the past: k, v (B, heads, S, D)
+            k, v, mask = cache.update(k, v)  # past and new: k, v (B, K, S, D)
         p = self.dropout.p if self.training else 0.0
-        # On a CPU in 16 bits, Runtime.autocast selects torch's unfused form, which trains faster.
+        # Without a mask, a whole text is causal; a single new token (T = 1) sees all S keys.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p, enable_gqa=True
         )
@@ -177,7 +177,7 @@ class Llama(nn.Module):
         if cache is None:
             pos = torch.arange(T, device=idx.device)[None]  # (1, T)
         else:
-            pos = cache.advance(idx)  # (B or 1, T)
+            pos = cache.advance(idx)  # (B or 1, T); counts these tokens as read
         rope = rotary(pos, self.config.rope_theta, self.config.n_embd // self.config.n_head)
         x = self.dropout(self.wte(idx))  # (B, T, C)
         for i, block in enumerate(self.blocks):

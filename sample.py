@@ -25,7 +25,7 @@ from typing import NamedTuple
 from common.errors import UserError, run, starting
 
 if __name__ == "__main__":
-    starting("sample.py")
+    starting("sample.py")  # before the import of torch, which takes seconds
 
 import torch
 from torch.nn import functional as F
@@ -36,9 +36,9 @@ from sampling.prompts import fit, note, read_prompts, show_cut
 from sampling.reader import Reader, ragged
 from sampling.settings import SampleConfig, moved
 from sampling.text import Sample
-from weights import checkpoint
+from weights.checkpoint import open_run
 
-ROWS = 64  # samples in one batch
+BATCH_SIZE = 64  # samples that are written at once, if there is a file of prompts
 
 
 # ---------------------------------------------------------------- how a token is drawn
@@ -66,12 +66,13 @@ def steps(
     """Continue idx (B, T): yields a Step max_new_tokens times.
 
     seeds: one per row; the random draws of a row depend on its own seed alone. drawing: keyword
-    arguments of `probabilities`. The other arguments are those of Reader, which has the model read
-    each token only once."""
+    arguments of `probabilities`. The other arguments are those of Reader."""
     reader = Reader(model, context, vocab_size, use_cache, pad)
     seeds = range(idx.size(0)) if seeds is None else seeds
     generators = [torch.Generator(idx.device).manual_seed(seed) for seed in seeds]
     for _ in range(max_new_tokens):
+        # The model reads only the tokens that are new or, when the context is full, the last half
+        # of it again.
         logits = reader.read(idx)[:, -1]  # (B, V) after the last token of the text so far
         p = probabilities(logits, **drawing, seen=idx)  # (B, V)
         token = draw(p, generators)  # (B, 1)
@@ -91,7 +92,8 @@ def probabilities(
     logits, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, seen=None
 ):
     """Probabilities (B, V) of the next token, given logits (B, V) and the text so far, seen (B, T).
-    The settings are applied in this order:
+    By default they are the model's own; sample.py uses the defaults of SampleConfig, temperature
+    0.8 and top_k 200. The settings are applied in this order:
 
     repetition_penalty: divides the logits of seen tokens that are positive and multiplies those
         that are negative (CTRL, Keskar et al. 2019, arXiv:1909.05858, as in transformers)
@@ -103,6 +105,7 @@ def probabilities(
         (Nguyen et al. 2024, arXiv:2407.01082)
     """
     logits = logits.float()  # (B, V)
+    # 1e-30 and 1e30 below: in float32 a setting beyond them would become 0 or infinite.
     if repetition_penalty != 1 and seen is not None:
         penalty = min(max(repetition_penalty, 1e-30), 1e30)
         old = logits.gather(1, seen)  # (B, T)
@@ -111,7 +114,7 @@ def probabilities(
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.size(-1)).float()
 
-    logits = logits - logits.amax(-1, keepdim=True)  # at most 0: safe at any temperature
+    logits = logits - logits.amax(-1, keepdim=True)  # the largest is 0, so none becomes +inf
     logits = logits / max(temperature, 1e-30)
     if top_k is not None and top_k < logits.size(-1):
         least = logits.topk(top_k).values[:, -1:]  # (B, 1) the k-th largest
@@ -121,8 +124,9 @@ def probabilities(
     if top_p is not None and top_p < 1:
         ordered, order = p.sort(descending=True, stable=True)  # (B, V)
         before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens
-        dropped = before >= max(top_p, 1e-30)  # in float32 a smaller one is 0: it drops all tokens
-        p = p.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), 0.0)
+        dropped = before >= max(top_p, 1e-30)  # by likelihood; the likeliest always stays
+        dropped = torch.zeros_like(dropped).scatter(1, order, dropped)  # by token
+        p = p.masked_fill(dropped, 0.0)
     if min_p:
         p = p.masked_fill(p < min_p * p.amax(-1, keepdim=True), 0.0)
     return p / p.sum(-1, keepdim=True)
@@ -130,22 +134,22 @@ def probabilities(
 
 def draw(p, generators):
     """A token (B, 1) for each row of p (B, V), each drawn by its own random generator."""
-    rows = zip(p, generators, strict=True)
-    return torch.stack([torch.multinomial(row, 1, generator=generator) for row, generator in rows])
+    pairs = zip(p, generators, strict=True)
+    return torch.stack([torch.multinomial(row, 1, generator=generator) for row, generator in pairs])
 
 
 # ---------------------------------------------------------------- texts
 
 
-def write_samples(model, tokenizer, rows, config, show=lambda piece: None, sampler=None):
-    """Write one Sample for each of `rows`, [(prompt, sample number), ...], in one batch. The random
-    draws of a row depend on its own prompt and number alone. show: called with each piece of text
-    as it is written. sampler: another function to call in place of `steps`."""
+def write_samples(model, tokenizer, wanted, config, show=lambda piece: None, sampler=None):
+    """Write one Sample for each of `wanted`, [(prompt, sample number), ...], in one batch. The
+    random draws of a sample depend on its own prompt and number alone. show: called with each piece
+    of text as it is written. sampler: another function to call in place of `steps`."""
     explain = config.jsonl or config.show_probs
-    samples = [Sample(prompt, tokenizer, config.stop, explain) for prompt, _ in rows]
-    ids = [tokenizer.prompt(prompt) for prompt, _ in rows]
-    numbers = [number for _, number in rows]
-    seeds = [seed_for(config.seed, n, *row) for n, row in zip(numbers, ids, strict=True)]
+    samples = [Sample(prompt, tokenizer, config.stop, explain) for prompt, _ in wanted]
+    ids = [tokenizer.prompt(prompt) for prompt, _ in wanted]
+    numbers = [number for _, number in wanted]
+    seeds = [seed_for(config.seed, n, *prompt) for n, prompt in zip(numbers, ids, strict=True)]
     idx, pad = ragged(ids, next(model.parameters()).device)  # (B, T)
     reading = {"context": config.context, "vocab_size": tokenizer.vocab_size, "pad": pad}
     sampler = sampler or steps
@@ -205,7 +209,7 @@ def open_weights(name, step, device, pretrained):
 
         model, tokenizer = open_pretrained(name)
         return model.to(device).eval(), tokenizer, name
-    model, tokenizer, trained, state = checkpoint.open_run(name, step, device)
+    model, tokenizer, trained, state = open_run(name, step, device)
     return model, tokenizer, f"{trained['model']} after {state['step']} steps, from {name}"
 
 
@@ -236,7 +240,7 @@ def open_model(name, texts, config, device, dtype, pretrained=False):
     model, tokenizer, what = open_weights(name, config.checkpoint, device, pretrained)
     note(what)
     prompts = fit_prompts(model, tokenizer, texts, config)
-    # Batches use the model's own forward pass, which is not compiled.
+    # Only a sample that is written alone uses compiled code: batches do not repay compiling it.
     tokens = 0 if config.prompts else config.num_samples * config.max_new_tokens
     model = make_fast(model, dtype, config.compile, tokens)
     return Opened(name, model, tokenizer, prompts)
@@ -253,11 +257,11 @@ def fit_prompts(model, tokenizer, texts, config):
     context = config.context or model.config.block_size
     longest = max(len(tokenizer.prompt(prompt)) for prompt in prompts) + config.max_new_tokens
     if config.num_samples and longest > context:
-        why = "--context looks further back"
+        reason = "--context looks further back"
         if context == most_positions(model):
-            why = f"it has positions for {context} only"
-        shown = f"the model sees only the last {context - context // 2} to {context}"
-        note(f"after {context} tokens {shown} ({why})")
+            reason = f"it has positions for {context} only"
+        least = context - context // 2  # the Reader drops half a context at a time
+        note(f"after {context} tokens the model sees only the last {least} to {context} ({reason})")
     if not all(prompts):
         note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
     return prompts
@@ -296,15 +300,16 @@ def report(name, sample, config, streamed):
     print("---------------", flush=True)
 
 
-def write_all(opened, config, rows=ROWS, sampler=None):
-    """Write and print every sample of every prompt, at most `rows` of them at a time."""
+def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
+    """Write and print every sample of every prompt, at most batch_size at a time. Without a file of
+    prompts they are written one at a time, so that each can be read while it grows."""
     name, model, tokenizer, prompts = opened
     wanted = [(prompt, number) for prompt in prompts for number in range(config.num_samples)]
-    rows = rows if config.prompts else 1
-    streamed = rows == 1 and not config.jsonl
+    batch_size = batch_size if config.prompts else 1
+    streamed = batch_size == 1 and not config.jsonl
     show = partial(print, end="", flush=True) if streamed else lambda piece: None
-    for first in range(0, len(wanted), rows):
-        batch = wanted[first : first + rows]
+    for first in range(0, len(wanted), batch_size):
+        batch = wanted[first : first + batch_size]
         show(batch[0][0])
         samples = write_samples(model, tokenizer, batch, config, show, sampler)
         show("\n")
@@ -322,6 +327,7 @@ def build_config(values):
 
 
 def main(argv):
+    # moved: for a key of another command, load raises this whole command, with the values in argv.
     given = configurator.load(argv, [SampleConfig], __doc__, renamed=moved(argv))
     values = given.values
     words = given.words

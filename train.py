@@ -7,10 +7,10 @@ Train a model:
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py
 
 The run folder (weights/checkpoint.py) holds all that sampling needs; resuming also reads the
-dataset. On a CPU, a run that is interrupted and resumed ends with the same bits as an uninterrupted
-one, because the batch and the dropout of a step depend on (seed, step) alone. (A compiled run does
-so on one thread: several sum the embedding's gradient in any order.) From Python:
-`train.main([...])`.
+dataset. The settings of a run to resume are read from its checkpoint (training/settings.py). On a
+CPU, a run that is interrupted and resumed ends with the same bits as an uninterrupted one, because
+the batch and the dropout of a step depend on (seed, step) alone. (A compiled run does so on one
+thread: several sum the embedding's gradient in any order.) From Python: `train.main([...])`.
 """
 
 import math
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from common import errors
 
 if __name__ == "__main__":
-    errors.starting("train.py")
+    errors.starting("train.py")  # before the import of torch, which takes seconds
 
 import torch
 
@@ -34,14 +34,26 @@ from parts.architectures import make
 from tokens import token_files
 from tokens.batches import Loader, to_device
 from tokens.data import Dataset
-from training import evaluation, ranks, run_folder, settings, terminal
+from training import evaluation, ranks, run_folder, terminal
 from training.flops import used_parameters
 from training.net import Loss, compiled, evaluation_net, recompute_blocks
 from training.optim import learning_rate, make_optimizers
-from training.settings import TrainConfig, read_config
+from training.settings import (
+    TrainConfig,
+    check_order,
+    check_vocabulary,
+    first_state,
+    import_weights,
+    new_model_config,
+    read_config,
+)
 from weights import checkpoint
 
 EVAL_TRAIN_TOKENS = 32768  # an evaluation scores at most so many tokens of the train split
+
+# What a seed is for: the second number of seed_for(seed, ...).
+INITIAL_WEIGHTS = 0
+DROPOUT = 1
 
 # ---------------------------------------------------------------- the data
 
@@ -67,25 +79,29 @@ def prepare_missing(folder):
 # ---------------------------------------------------------------- the model
 
 
-def make_model(given, tokenizer, vocab_size):
-    """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new. `given`
-    are the Settings: config, the model's keys, and the checkpoint's folder and state."""
-    if given.folder:
-        model = checkpoint.load_model(given.folder, given.model)
-        settings.check_vocabulary(model.config.vocab_size, vocab_size, given.config)
+def make_model(settings, tokenizer, vocab_size):
+    """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new. settings:
+    training.settings.Settings."""
+    if settings.folder:
+        model = checkpoint.load_model(settings.folder, settings.model)
+        check_vocabulary(model.config.vocab_size, vocab_size, settings.config)
         return model
+    if settings.config.init_from == "scratch":
+        return new_model(settings, vocab_size)
 
-    weights = None
-    if given.config.init_from != "scratch":
-        from weights import hf  # here, since it is rarely needed
+    from weights import hf  # here, since it is rarely needed
 
-        given, weights = settings.import_weights(given, hf, tokenizer)
-    config = settings.new_model_config(given, vocab_size)
-    torch.manual_seed(seed_for(given.config.seed, 0))
-    model = make(config)
-    if weights is not None:
-        hf.load_weights(model, weights)
+    settings, weights = import_weights(settings, hf, tokenizer)
+    model = new_model(settings, vocab_size)
+    hf.load_weights(model, weights)
     return model
+
+
+def new_model(settings, vocab_size):
+    """A model with initial weights, which depend on the seed alone."""
+    config = new_model_config(settings, vocab_size)
+    torch.manual_seed(seed_for(settings.config.seed, INITIAL_WEIGHTS))
+    return make(config)
 
 
 # ---------------------------------------------------------------- the run
@@ -98,10 +114,10 @@ class Run:
     config: TrainConfig  # each `auto` is resolved
     runtime: Runtime
     data: Dataset
-    batches: object  # the training samples in their order; the loader makes micro-batches of them
+    samples: object  # for training, in order: each block_size tokens x and their successors y
     model: torch.nn.Module  # for saving and sampling
-    loss: torch.nn.Module  # the model's loss
-    net: torch.nn.Module  # the same, for training and evaluating: compiled, in DDP
+    loss_module: torch.nn.Module  # (x, y) -> the model's loss
+    net: torch.nn.Module  # loss_module, compiled and in DDP: what train_step calls
     optimizers: list
     scaler: torch.amp.GradScaler  # of a float16 loss; otherwise it does nothing
     step: int  # the number of steps taken
@@ -115,31 +131,32 @@ class Run:
     def __post_init__(self):
         size = self.config.batch_size
         count = self.config.gradient_accumulation_steps
-        self.loader = Loader(self.batches, size, count, self.runtime)
+        self.loader = Loader(self.samples, size, count, self.runtime)
         self.step_samples = size * count
         self.step_tokens = self.step_samples * self.model.config.block_size  # in the global batch
         self.has_experts = bool(moe.layers_of(self.model))
 
 
-def make_run(given, runtime, open_data=open_data, make_loss=Loss, scoring=None):
+def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=None):
     """The Run of some Settings. Raises UserError if data, model and checkpoint do not fit.
 
-    Another program may open other data, make another loss, or score in another way."""
-    config = given.config
+    A script with other samples, another loss or another evaluation passes its own open_data(config,
+    runtime), make_loss(model) or scoring(run, stop), which takes the place of `score`."""
+    config = settings.config
 
     # The data and the model.
     data = open_data(config, runtime)
-    state = settings.first_state(given, data.fingerprint)
-    model = make_model(given, data.tokenizer, data.vocab_size).to(runtime.device)
+    state = first_state(settings, data.fingerprint)
+    model = make_model(settings, data.tokenizer, data.vocab_size).to(runtime.device)
     data.open(model.config.block_size, config.order_seed, config.eval_tokens)
-    settings.check_order(state, data.batches.windows_per_epoch, given.folder)
+    check_order(state, data.batches.windows_per_epoch, settings.folder)
 
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
-    samples = config.batch_size * config.gradient_accumulation_steps
-    tokens = samples * model.config.block_size * (config.max_iters - state["step"])
+    step_samples = config.batch_size * config.gradient_accumulation_steps
+    tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
     flops = 6 * used_parameters(model) * tokens
-    why = "as asked" if given.state is None else "as set for this run"
-    runtime.choose_compile(config.compile, flops, why)
+    reason = "as asked" if settings.state is None else "as set for this run"
+    runtime.choose_compile(config.compile, flops, reason)
     kind = runtime.device.split(":")[0]
     device = kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
@@ -148,36 +165,40 @@ def make_run(given, runtime, open_data=open_data, make_loss=Loss, scoring=None):
     if config.activation_checkpointing:
         recompute_blocks(model, runtime)
     ranks.shard(model, config.parallel, runtime)
+    # AdamW updates all parameters; if Muon is chosen, it takes over the matrices of the blocks.
     optimizers = make_optimizers(model, config, runtime)
-    loss = make_loss(model)
-    accumulates = config.gradient_accumulation_steps > runtime.world_size
+    loss_module = make_loss(model)
+    accumulates = config.gradient_accumulation_steps > runtime.world_size  # steps of all ranks
+    saved_config = asdict(config) | asdict(model.config) | settings.own
     run = Run(
         config=config,
         runtime=runtime,
         data=data,
-        batches=data.batches,
+        samples=data.batches,
         model=model,
-        loss=loss,
-        net=ranks.in_step(compiled(loss, runtime), model, runtime, accumulates),
+        loss_module=loss_module,
+        net=ranks.with_ddp(compiled(loss_module, runtime), model, runtime, accumulates),
         optimizers=optimizers,
         scaler=torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16"),
         step=state["step"],
         state=state,
-        saved_config=asdict(config) | asdict(model.config) | given.own | {"versions": versions()},
+        saved_config=saved_config | {"versions": versions()},
         score=scoring or score,
-        program=given.program,
+        program=settings.program,
     )
-    if given.state is not None:
-        load_state(run, given.folder)
+    if settings.state is not None:
+        load_state(run, settings.folder)
     return run
 
 
 def load_state(run, folder):
-    """Go on where a checkpoint was saved: load the state of the optimizers and of the loss."""
+    """Go on where a checkpoint was saved: load the state of the optimizers and of the scaler, and
+    the tensors that the loss keeps with the run, if it has any: their names begin with REFERENCE.
+    The weights are loaded already, in make_model."""
     stored = checkpoint.optimizer_tensors(folder)
     ranks.scatter(run.model, run.optimizers, stored)
     run.scaler.load_state_dict(run.state.get("scaler", {}))
-    run.loss.stored = {
+    run.loss_module.stored = {
         name.removeprefix(checkpoint.REFERENCE): tensor
         for name, tensor in stored.items()
         if name.startswith(checkpoint.REFERENCE)
@@ -191,38 +212,40 @@ def load_state(run, folder):
 def train_step(run):
     """Take one optimizer step on the global batch number run.step (from 0), and count it.
 
-    Returns (mean loss, with the loss of the experts' balance; gradient norm before clipping), ()
-    tensors on the device, and keeps them in run.unread, so that a GPU is waited for in `read_steps`
-    alone (with float16 and with experts also here)."""
+    Returns (mean loss, with the loss of the experts' balance; gradient norm before clipping) as
+    scalar tensors. They stay on the device, in run.unread, and `read_steps` fetches them later, so
+    that a step does not wait for the GPU (it does with float16 and with experts)."""
     config = run.config
     runtime = run.runtime
 
-    # The micro-batches of this rank, and the number of targets in the global batch. Masks leave
-    # some micro-batches fewer.
+    # The micro-batches of this rank, and the number of targets in the global batch. All have the
+    # same number, except where a mask takes some tokens out of the loss, such as those of prompts.
     micro_batches = run.loader.get(run.step)
-    all_targets = config.gradient_accumulation_steps * micro_batches[0].targets
-    if run.batches.masked:
-        own_targets = sum(micro_batch.targets for micro_batch in micro_batches)
+    all_targets = config.gradient_accumulation_steps * micro_batches[0].n_targets
+    if run.samples.masked:
+        own_targets = sum(micro_batch.n_targets for micro_batch in micro_batches)
         all_targets = ranks.all_reduce_sum(own_targets, runtime)
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
-    # micro-batch. The net gives the mean over a micro-batch's targets, which is weighted by their
-    # share of all targets.
+    # micro-batch. The net gives the mean loss of a micro-batch's targets. It is weighted by their
+    # share of all targets, and by world_size, since averaging the ranks divides by it. The divisor
+    # is the reciprocal of both: without masks, the number of this rank's micro-batches.
     loss_sum = torch.zeros((), device=runtime.device)
-    for number, inputs, targets in micro_batches:
-        torch.manual_seed(seed_for(config.seed, 1, run.step, number))  # for dropout
+    for number, inputs, n_targets in micro_batches:
+        torch.manual_seed(seed_for(config.seed, DROPOUT, run.step, number))
         is_last = number == micro_batches[-1].number
+        divisor = all_targets / (n_targets * runtime.world_size)
         with ranks.accumulating(run.net, run.model, is_last), runtime.autocast():
-            loss = run.net(*inputs) / (all_targets / (targets * runtime.world_size))
+            loss = run.net(*inputs) / divisor
         run.scaler.scale(loss).backward()
         loss_sum += loss.detach()
     loss = ranks.all_reduce_sum(loss_sum, runtime) / runtime.world_size
 
     # Update the weights, and count the step.
-    lr = learning_rate(run.step, config)
+    lr = learning_rate(run.step, config)  # linear warm-up, then config.schedule down to min_lr
     norm, skipped = update_weights(run, lr)
-    if run.has_experts and not skipped:
-        moe.after_step(run.model, lambda tally: ranks.all_reduce_sum(tally, runtime))
+    if run.has_experts and not skipped:  # balance their loads, counted on all ranks
+        moe.after_step(run.model, lambda counts: ranks.all_reduce_sum(counts, runtime))
     run.step += 1
     run.unread.append((run.step, loss, norm, skipped))
     return loss, norm
@@ -244,9 +267,10 @@ def update_weights(run, lr):
     if hasattr(norm, "full_tensor"):  # sharded by fsdp
         norm = norm.full_tensor()
 
+    # At a scale of 1 the gradients themselves are not finite: read_steps ends the run.
     overflow = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
     for group in groups:
-        group["lr"] = lr * group.get("rate", 1.0)
+        group["lr"] = lr * group.get("rate", 1.0)  # adam_rate, for AdamW beside Muon
     for optimizer in run.optimizers:
         if not overflow:
             scaler.step(optimizer)
@@ -272,18 +296,17 @@ def read_steps(run):
 
 @torch.no_grad()
 def evaluate(run, split, limit, stop=None):
-    """Score `limit` tokens of a split (0: all), each exactly once, with dropout off. Returns
-    evaluation.batch_sums. The ranks divide the batches among them. Returns None if a stop signal
-    arrives midway, but only in a single process."""
+    """Score `limit` tokens of a split (0: all), each exactly once, with dropout off. The ranks
+    divide the batches among them. Returns a row for each batch: sum of losses, number of targets,
+    ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process."""
     runtime = run.runtime
     scored = evaluation_net(run.net, runtime.device)
     batches = split.eval_batches(run.config.batch_size, limit)
-    measured = {"measured": True} if split.measures else {}  # pairs and tasks: are answers right?
-    values = []  # of each batch
+    values = []  # of each batch: its mean loss, or what the loss gives `measured`
     counts = []  # of each batch: its targets, and its rows
 
     run.model.eval()
-    while group := list(islice(batches, runtime.world_size)):
+    while group := list(islice(batches, runtime.world_size)):  # a batch for each rank
         if stop is not None and stop.status and runtime.world_size == 1:
             run.model.train()
             return None
@@ -291,8 +314,12 @@ def evaluate(run, split, limit, stop=None):
         arrays = group[runtime.rank % len(group)]
         inputs = [to_device(array, runtime.device) for array in arrays]
         with runtime.autocast():
-            value = scored(*inputs, **measured)
-        for rank, (_, y, *_) in enumerate(group):  # a batch of another rank counts 0 here
+            if split.measures:  # prompts and answers: are the answers right?
+                value = scored(*inputs, measured=True)
+            else:
+                value = scored(*inputs)
+        # The rows of all ranks are added up, so a batch of another rank has a row here too, of 0.
+        for rank, (_, y, *_) in enumerate(group):
             values.append(value)
             counts.append(split.counts(y) if rank == runtime.rank else (0, 0))
     run.model.train()
@@ -338,6 +365,7 @@ def train(run, log):
         # Evaluate and save. An evaluation that a signal interrupts is repeated on resuming.
         if evaluation_due(run):
             evaluate_and_save(run, log, stop)
+        # After a signal to any rank, all of them stop at the same step.
         if stop.agreed(run.runtime, run.step) or run.step >= run.config.max_iters:
             break
 
@@ -350,16 +378,16 @@ def train(run, log):
 
         # Wait for the device only where the results are needed.
         report_due = run.step % run.config.log_interval == 0
-        wanted = report_due or log.estimate_due() or stop.status or evaluation_due(run)
+        wanted = report_due or log.time_left_due() or stop.status or evaluation_due(run)
         if wanted or clock.is_new:
             count = len(run.unread)
             loss, norm = read_steps(run)
             seconds = clock.read(count)  # of a step
-            log.estimate(run.step, seconds)
+            log.show_time_left(run.step, seconds)
             if report_due:
                 lr = learning_rate(run.step - 1, run.config)
                 log.report(run_folder.step_row(run, loss, norm, lr, seconds))
-            log.phase("")
+            log.end_phase()
         if log.broken:  # nothing reads our output any more (`| head`): stop
             stop.status = errors.BROKEN_PIPE
 
@@ -392,19 +420,20 @@ def evaluate_and_save(run, log, stop):
         state["best_val_loss"] = row["val_loss"]
         state["best_bits_per_byte"] = row["bits_per_byte"]
         state["best_step"] = run.step
-    if run.step or not run.config.max_iters:  # step 0 costs nothing to repeat
+    if run.step or not run.config.max_iters:  # step 0 costs nothing to repeat, if others follow
         log.phase("saving")
         save(run, is_best)
-    log.phase("")
+    log.end_phase()
 
 
 def save(run, is_best=False):
-    """Save a checkpoint of this step. Every rank must call it. Raises FloatingPointError, and saves
+    """Save a checkpoint of this step, and write its number to the file `latest` in out_dir, and
+    with is_best also to `best`. Every rank must call it. Raises FloatingPointError, and saves
     nothing, if a loss or gradient norm since the last reading is not finite."""
     if run.unread:
         read_steps(run)
     weights, moments = ranks.gather(run.model, run.optimizers, run.runtime)
-    for name, tensor in run.loss.stored.items():
+    for name, tensor in run.loss_module.stored.items():
         moments[f"{checkpoint.REFERENCE}{name}"] = tensor
     if run.runtime.main:
         run.state |= {"step": run.step, "scaler": run.scaler.state_dict()}
@@ -437,15 +466,17 @@ def main(argv):
     return train_or_evaluate(read_config(argv, __doc__), make_run)
 
 
-def train_or_evaluate(given, make_run):
-    """Make the run of some Settings by make_run(given, runtime), and train or evaluate it. Every
-    mistake is found before anything is written to out_dir. Returns a Result."""
-    config = given.config
-    folder = (config.out_dir, given.state is not None, config.overwrite)
-    runtime = start_runtime(given)
+def train_or_evaluate(settings, build_run):
+    """Build the run of some Settings by build_run(settings, runtime), and train or evaluate it.
+    Every mistake is found before anything is written to out_dir. Returns a Result."""
+    config = settings.config
+    resuming = settings.state is not None
+    runtime = start_runtime(settings)
     if not config.eval_only:
-        ranks.main_first(lambda: run_folder.check_out_dir(*folder), runtime)
-    run = make_run(given, runtime)
+        ranks.main_first(
+            lambda: run_folder.check_out_dir(config.out_dir, resuming, config.overwrite), runtime
+        )
+    run = build_run(settings, runtime)
     if runtime.main:
         terminal.describe(run)
 
@@ -453,34 +484,36 @@ def train_or_evaluate(given, make_run):
         with terminal.explained(run):
             terminal.print_once(runtime, evaluation_text(run))
         return Result(0)
-    if run.step > config.max_iters or run.step == run.state.get("evaluated") == config.max_iters:
+    is_evaluated = run.state.get("evaluated") == run.step
+    if run.step > config.max_iters or (run.step == config.max_iters and is_evaluated):
         done = f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)"
         terminal.print_once(runtime, done)
-        return Result(0, given.folder)
+        return Result(0, settings.folder)
 
-    # Train. Rank 0 holds the lock of the run folder until the end.
-    lock = ranks.main_first(lambda: run_folder.open_out_dir(*folder), runtime)
+    # Train. Rank 0 holds the lock of the run folder until the end; elsewhere it is None.
+    lock = ranks.main_first(
+        lambda: run_folder.open_out_dir(config.out_dir, resuming, config.overwrite), runtime
+    )
     with lock or nullcontext():
-        log = terminal.RunLog(run) if lock else terminal.NoLog()
+        log = terminal.RunLog(run) if runtime.main else terminal.NoLog()
         with terminal.explained(run, save):  # after an error: save, then explain
             status, speed = train(run, log)
         log.close()
         if runtime.main and status != errors.BROKEN_PIPE:
-            finish(run, given, status, speed)
+            finish(run, settings, status, speed)
         if runtime.world_size > 1:
             torch.distributed.barrier()  # rank 0 may still be writing its sample
             torch.distributed.destroy_process_group()
     return Result(status or 0, checkpoint.find(config.out_dir), log.rows)
 
 
-def start_runtime(given):
+def start_runtime(settings):
     """The Runtime of some Settings, after the command is printed. Raises UserError if this number
     of processes cannot train so."""
-    runtime = set_up(given.config.device, given.config.dtype)
-    terminal.print_once(
-        runtime, f"this run:\n{terminal.command(given.program, *given.command_line.arguments)}"
-    )
-    ranks.check_layout(given.config, runtime)
+    runtime = set_up(settings.config.device, settings.config.dtype)
+    command = terminal.command(settings.program, *settings.command_line.arguments)
+    terminal.print_once(runtime, f"this run:\n{command}")
+    ranks.check_layout(settings.config, runtime)
     return runtime
 
 
@@ -494,7 +527,7 @@ def evaluation_text(run):
     return terminal.split_line(run, split, sums)
 
 
-def finish(run, given, status, speed):
+def finish(run, settings, status, speed):
     """Print the results of the run, a sample of its text, and the commands to run next."""
     from sample import SampleConfig, write_sample  # here, so that training starts without it
 
@@ -506,7 +539,7 @@ def finish(run, given, status, speed):
     prompt, stop = terminal.closing_prompt(run.data.splits["val"], run.data.tokenizer)
     sampling = SampleConfig(max_new_tokens=300, stop=stop)
     write_sample(model, run.data.tokenizer, prompt, run.runtime, sampling)
-    terminal.print_next_commands(folder, run.config, given.command_line)
+    terminal.print_next_commands(folder, run.config, settings.command_line)
 
 
 if __name__ == "__main__":

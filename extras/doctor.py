@@ -40,12 +40,12 @@ def read(argv):
 
 def main(argv):
     """Check the run of a command line. Returns the exit status."""
-    given = read(argv)
-    runtime = train.start_runtime(given)
+    settings = read(argv)
+    runtime = train.start_runtime(settings)
     if runtime.world_size > 1:
         fix = "start it with python, not with torchrun"
         raise UserError("the doctor checks a single process", "torchrun", fix)
-    run = train.make_run(given, runtime)
+    run = train.make_run(settings, runtime)
     terminal.describe(run)
     with terminal.explained(run):
         return doctor(run)
@@ -54,8 +54,8 @@ def main(argv):
 # ---------------------------------------------------------------- copies of a run
 
 
-def like(run, batches=None, **changed):
-    """A new, eager run on a copy of the weights of `run`, with other settings or batches."""
+def like(run, samples=None, **changed):
+    """A new, eager run on a copy of the weights of `run`, with other settings or samples."""
     config = replace(run.config, **changed)
     model = copy.deepcopy(run.model)
     kind = run.runtime.device.split(":")[0]
@@ -64,18 +64,18 @@ def like(run, batches=None, **changed):
         run,
         config=config,
         model=model,
-        loss=Loss(model),
+        loss_module=Loss(model),
         net=Loss(model),
         optimizers=make_optimizers(model, config, run.runtime),
         scaler=torch.amp.GradScaler(kind, init_scale=scale, enabled=run.scaler.is_enabled()),
-        batches=batches or run.batches,
+        samples=samples or run.samples,
         state={},
         unread=[],
     )
 
 
 class Fixed:
-    """Batches that repeat the same n samples, x and y (n, block_size), endlessly."""
+    """The same n samples, x and y (n, block_size), repeated endlessly."""
 
     def __init__(self, x, y):
         self.x = x
@@ -89,7 +89,7 @@ class Fixed:
 
 def first_batch(run):
     """x and y (batch_size, block_size) of the first batch, on the device."""
-    batch = run.batches.get(0, run.config.batch_size)
+    batch = run.samples.get(0, run.config.batch_size)
     return [torch.from_numpy(part).to(run.runtime.device) for part in batch]
 
 
@@ -189,10 +189,10 @@ def check_initial_loss(run):
 def check_overfit(run):
     """Train on one batch of at most four samples, at the peak learning rate, until its loss is a
     tenth of ln V."""
-    x, y = run.batches.get(0, min(4, run.config.batch_size))
-    settings = dict(batch_size=len(x), gradient_accumulation_steps=1, schedule="constant")
-    settings |= dict(warmup_iters=10, max_iters=OVERFIT_STEPS, lr_decay_iters=None)
-    tiny = like(run, Fixed(x, y), **settings)
+    x, y = run.samples.get(0, min(4, run.config.batch_size))
+    changed = dict(batch_size=len(x), gradient_accumulation_steps=1, schedule="constant")
+    changed |= dict(warmup_iters=10, max_iters=OVERFIT_STEPS, lr_decay_iters=None)
+    tiny = like(run, Fixed(x, y), **changed)
     tiny.step = 0
     without_dropout(tiny.model)
 
@@ -226,7 +226,7 @@ def check_accumulation(run):
     if balanced or getattr(config, "norm", "") == "batchnorm":
         what = "the experts' balance loss" if balanced else "batchnorm"
         return True, f"not compared: {what} depends on what else is in a batch"
-    x, y = run.batches.get(0, 4)
+    x, y = run.samples.get(0, 4)
     first = (y >= 0).argmax(1)  # the first target of each row, which stays
     y[0, first[0] + 1 :] = -1
     y[1, max(first[1] + 1, y.shape[1] // 2) :] = -1

@@ -33,8 +33,8 @@ def read(argv):
 
 def main(argv):
     """Print what the run of a command line would cost. Returns the exit status."""
-    given = read(argv)
-    run = train.make_run(given, train.start_runtime(given))
+    settings = read(argv)
+    run = train.make_run(settings, train.start_runtime(settings))
     if run.runtime.main:
         terminal.describe(run)
     with terminal.explained(run):

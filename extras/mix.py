@@ -71,14 +71,14 @@ def read(argv):
     return read_config(argv, __doc__, own=MixConfig, program="extras.mix")
 
 
-def make_run(given, runtime):
+def make_run(settings, runtime):
     """The Run of some Settings, whose data are a Mixture."""
-    if given.config.split != "val":
+    if settings.config.split != "val":
         fix = "leave it out, or score each dataset in a run of its own"
         raise UserError("a mixture scores its validation splits", "split", fix)
-    shares = MixConfig(**given.own)
+    shares = MixConfig(**settings.own)
     open_data = functools.partial(open_mixture, shares=shares)
-    run = train.make_run(given, runtime, open_data=open_data, scoring=score)
+    run = train.make_run(settings, runtime, open_data=open_data, scoring=score)
     run.data.counted(run)
     return run
 

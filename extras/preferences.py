@@ -56,14 +56,14 @@ def read(argv):
     return read_config(argv, __doc__, own=PreferenceConfig, program="extras.preferences")
 
 
-def make_run(given, runtime):
+def make_run(settings, runtime):
     """The Run of some Settings, whose data are preferences and whose loss is a PreferenceLoss.
     Raises UserError if they do not go together."""
-    check(given.config)
-    beta = PreferenceConfig(**given.own).dpo_beta
+    check(settings.config)
+    beta = PreferenceConfig(**settings.own).dpo_beta
     make_loss = functools.partial(PreferenceLoss, beta=beta)
     run = train.make_run(
-        given, runtime, open_data=open_preferences, make_loss=make_loss, scoring=score
+        settings, runtime, open_data=open_preferences, make_loss=make_loss, scoring=score
     )
     check_model(run.model)
     set_references(run)
@@ -220,14 +220,14 @@ def set_references(run):
     by the run's model. Raises UserError if they do not fit the data."""
     for name, split in run.data.splits.items():
         if run.saved is None:
-            run.loss.stored[name] = torch.from_numpy(compute_reference(run, split, name))
-        known = run.loss.stored.get(name)
+            run.loss_module.stored[name] = torch.from_numpy(compute_reference(run, split, name))
+        known = run.loss_module.stored.get(name)
         if known is None or len(known) != len(split.starts):
             what = "this checkpoint has no reference for these preferences"
             fix = f"start another run with --init_from={run.config.out_dir}"
             raise UserError(what, f"out_dir={run.config.out_dir}", fix)
     for name, split in run.data.splits.items():
-        split.reference = run.loss.stored[name].numpy()
+        split.reference = run.loss_module.stored[name].numpy()
 
 
 @torch.no_grad()

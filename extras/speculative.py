@@ -190,7 +190,7 @@ def main(argv):
     opened = open_model(name, texts, config, device, dtype, pretrained=not is_run(name))
     draft = open_draft(settings.draft, opened.tokenizer, device, dtype)
     tally = Counter()
-    write_all(opened, config, rows=1, sampler=partial(speculate, draft=draft, tally=tally))
+    write_all(opened, config, batch_size=1, sampler=partial(speculate, draft=draft, tally=tally))
     if tally["drafted"]:
         accepted = tally["accepted"] / tally["drafted"]
         each = 1 + tally["accepted"] / tally["reads"]

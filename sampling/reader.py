@@ -40,7 +40,9 @@ class Reader:
         return self.start(length) + self.context - length
 
     def read(self, idx, last=1):
-        """The logits (B, last, V) after each of the last tokens of idx (B, T)."""
+        """The logits (B, last, V) after each of the last tokens of idx (B, T). The model reads the
+        tokens that are new or, if the start of a row has moved, all rows again from their starts,
+        into a new cache."""
         T = idx.size(1)
         starts = [self.start(T - pad) for pad in self.pad]
         if self.cache is None or starts != self.starts or not self.use_cache:

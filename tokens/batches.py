@@ -1,4 +1,7 @@
-"""The order of the training samples, the loader, and the batches of an evaluation."""
+"""
+The order of the training samples, the loader, and the batches of an evaluation. A sample is a
+window of block_size tokens x, and the token that follows each of them, y.
+"""
 
 import functools
 import mmap
@@ -164,17 +167,18 @@ class Text:
 class MicroBatch(NamedTuple):
     number: int  # in the global batch
     inputs: list  # x and y, (batch_size, block_size) int64, and what else a loss takes
-    targets: int
+    n_targets: int
 
 
 class Loader:
     """The micro-batches of this rank, of any step. Those of the next step are read in a thread
     while the device computes.
 
-    A step has `count` micro-batches of `size` samples, which the ranks divide among them."""
+    samples: the order of the samples, such as Batches. A step has `count` micro-batches of `size`
+    samples, which the ranks divide among them."""
 
-    def __init__(self, batches, size, count, runtime):
-        self.batches = batches
+    def __init__(self, samples, size, count, runtime):
+        self.samples = samples
         self.size = size
         self.count = count
         self.runtime = runtime
@@ -195,11 +199,11 @@ class Loader:
         micro_batches = []
         for number in range(self.runtime.rank, self.count, self.runtime.world_size):
             first = (step * self.count + number) * self.size
-            arrays = self.batches.get(first, self.size)
+            arrays = self.samples.get(first, self.size)
             y = arrays[1]
-            targets = int((y >= 0).sum()) if self.batches.masked else y.size
+            n_targets = int((y >= 0).sum()) if self.samples.masked else y.size
             inputs = [to_device(array, self.runtime.device) for array in arrays]
-            micro_batches.append(MicroBatch(number, inputs, targets))
+            micro_batches.append(MicroBatch(number, inputs, n_targets))
         return micro_batches
 
 

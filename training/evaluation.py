@@ -9,8 +9,8 @@ EVAL_BLOCKS = 64  # parts of the validation text whose losses a log row holds
 
 def batch_sums(values, counts):
     """(n, 3) or (n, 5) float64 of an evaluation's n batches: the sum of the losses in nats, the
-    number of targets, the number of rows, and, if the split has measures, the sum of each: right
-    targets and right rows.
+    number of targets, the number of rows, and, if the split has measures (tokens/pairs.py), the
+    sum of each: right targets and right rows.
 
     values: the mean loss () of each batch, or the (3,) that a loss gives `measured`. counts: the
     `counts` of each batch, or zeros if another rank has scored it; then its sums are 0."""

@@ -18,15 +18,16 @@ class Loss(torch.nn.Module):
     def __init__(self, model):
         super().__init__()
         self.model = model
-        self.stored = {}  # {name: tensor} of the loss itself, saved with the run: here none
+        # {name: tensor} that a loss needs again after resuming. Checkpoints hold it; this has none.
+        self.stored = {}
 
     def forward(self, x, y, measured=False):
         logits, loss = self.model(x, y)
         if not measured:
             return loss
         right = logits.argmax(-1) == y  # (B, T); False where y is -1
-        given = y < 0
-        right_rows = (right | given).all(1) & ~given.all(1)  # (B,)
+        masked = y < 0
+        right_rows = (right | masked).all(1) & ~masked.all(1)  # (B,)
         return torch.stack([loss, right.sum().type_as(loss), right_rows.sum().type_as(loss)])
 
 

@@ -65,10 +65,10 @@ def is_sharded(model):
     return hasattr(model, "set_requires_gradient_sync")
 
 
-def in_step(net, model, runtime, accumulates=False):
-    """A module whose backward pass averages the gradients over the ranks: `net` itself for one
-    process and for fsdp, which does so by itself, else `net` in DDP. `accumulates`: a rank has
-    several micro-batches per step."""
+def with_ddp(net, model, runtime, accumulates=False):
+    """`net` in DDP, whose backward pass averages the gradients over the ranks; `net` itself for one
+    process, and for fsdp, which averages them too. `accumulates`: a rank has several micro-batches
+    per step."""
     if runtime.world_size == 1 or is_sharded(model):
         return net
     # torch's static_graph fails where the first backward pass is within no_sync().

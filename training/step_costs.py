@@ -13,7 +13,7 @@ def kept_bytes(run, net):
     parameters: each tensor once, as it is stored. Under autocast the residual stream, the norms and
     the loss stay in float32, and matrix products keep 16-bit inputs, copies of weights among them.
     Weights that fsdp gathers are gone again: their storage is empty."""
-    inputs = [torch.from_numpy(part) for part in run.batches.get(0, run.config.batch_size)]
+    inputs = [torch.from_numpy(part) for part in run.samples.get(0, run.config.batch_size)]
     unsharded = [p for p in net.parameters() if not hasattr(p, "full_tensor")]
     weights = {p.untyped_storage().data_ptr() for p in unsharded}
     kept = {}  # {place in memory: the storage there}

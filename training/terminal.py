@@ -198,7 +198,7 @@ class RunLog:
             disable=not sys.stdout.isatty(),
         )
         self.phases = set()  # the phases that were printed
-        self.estimate_at = None  # when an estimate is printed, unless a bar shows it
+        self.time_left_at = None  # when the time left is printed, unless a bar shows it
 
     @property
     def rows(self):
@@ -207,16 +207,17 @@ class RunLog:
     def advance(self):
         """Note that a step was taken."""
         self.bar.update()
-        self.estimate_at = self.estimate_at or time.perf_counter() + 5  # after the slow first step
+        if self.time_left_at is None:
+            self.time_left_at = time.perf_counter() + 5  # after the slow first step
 
-    def estimate_due(self):
+    def time_left_due(self):
         """Whether to print how long the run takes: once, some seconds after its first step."""
-        return self.bar.disable and time.perf_counter() > (self.estimate_at or math.inf)
+        return self.bar.disable and time.perf_counter() > (self.time_left_at or math.inf)
 
-    def estimate(self, step, seconds):
+    def show_time_left(self, step, seconds):
         """Print the time left if that is due; a step takes `seconds`."""
-        if self.estimate_due():
-            self.estimate_at = math.inf
+        if self.time_left_due():
+            self.time_left_at = math.inf
             left = self.bar.total - step
             self.show(f"about {duration(left * seconds)} for the {left:,} steps left")
 
@@ -243,13 +244,18 @@ class RunLog:
         draw(self.rows, self.file.picture, yardsticks(self.run))
 
     def phase(self, what):
-        """Print what the run is doing while it takes no steps; "" when it goes on. Without a
+        """Print what the run is doing while it takes no steps, until `end_phase`. Without a
         terminal each phase is printed once."""
-        self.bar.bar_format = WAITING if what else STEPPING
+        self.bar.bar_format = WAITING
         self.bar.set_description_str(what)
-        if self.bar.disable and what not in self.phases | {""}:
+        if self.bar.disable and what not in self.phases:
             self.phases.add(what)
             self.show(what)
+
+    def end_phase(self):
+        """Show the bar of the steps again."""
+        self.bar.bar_format = STEPPING
+        self.bar.set_description_str("")
 
     def show(self, line):
         try:
@@ -271,7 +277,8 @@ class NoLog:
     def nothing(self, *arguments):
         """Stands for every method of RunLog."""
 
-    advance = estimate_due = estimate = report = evaluation = phase = close = nothing
+    advance = report = evaluation = phase = end_phase = close = nothing
+    time_left_due = show_time_left = nothing
 
 
 # ---------------------------------------------------------------- after the last step

@@ -64,7 +64,7 @@ def test_the_doctor_looks_at_the_answers_of_pairs(tmp_path, capsys):
     assert status == 0, capsys.readouterr().out
 
 
-WEIGHT = "(all_targets / (targets * runtime.world_size))"
+WEIGHT = "all_targets / (n_targets * runtime.world_size)"
 
 
 def wrong_dtype(run, monkeypatch):
@@ -118,7 +118,7 @@ def equal_micro_batches(run, monkeypatch):
 
 
 def unseeded_dropout(run, monkeypatch):
-    seeding = "torch.manual_seed(seed_for(config.seed, 1, run.step, number))"
+    seeding = "torch.manual_seed(seed_for(config.seed, DROPOUT, run.step, number))"
     return mutated(train.train_step, seeding, "pass")
 
 

@@ -240,7 +240,7 @@ def test_micro_batches_of_pairs_and_text_are_one_batch(with_pairs, tmp_path):
         keys = (f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
         argv = arguments(with_pairs, tmp_path / "run", *keys, "--dataset=p,a", "--max_iters=50")
         run = mix.make_run(mix.read(argv), train.set_up("cpu", "float32"))
-        mean = run.model(*map(torch.from_numpy, run.batches.get(0, 12)))[1].item()
+        mean = run.model(*map(torch.from_numpy, run.samples.get(0, 12)))[1].item()
         seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
         assert seen[size][0] == pytest.approx(mean, abs=1e-5)
     for size in (3, 1):

@@ -101,7 +101,7 @@ def test_the_loss_is_the_papers(tastes_dir, tmp_path):
     assert row["val_reward_accuracy"] == np.mean(np.array(margins) > 0)
     assert row["bits_per_byte"] is None and max(map(abs, margins)) > 0.1
 
-    x, y, _ = run.batches.get(0, 8)
+    x, y, _ = run.samples.get(0, 8)
     texts = [coder.decode(line) for line in x]
     batch = [next(r for r in ROWS[:27] if text.startswith(r["prompt"])) for text in texts[::2]]
     expected, _ = formula(run.model, reference, coder, batch)
@@ -165,7 +165,7 @@ def test_two_ranks_are_one_process(tastes_dir, tmp_path):
 
 def test_each_preference_once_in_an_epoch_and_its_answers_together(tastes_dir, tmp_path):
     run = made(dpo(tastes_dir, tmp_path / "run"))
-    batches = run.batches
+    batches = run.samples
     count = batches.windows_per_epoch
     x, y, reference = batches.get(0, 2 * count)
     pieces = [batches.get(first, 6) for first in range(0, 2 * count, 6)]

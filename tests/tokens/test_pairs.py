@@ -254,7 +254,7 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
     fitting = [pair for pair in some_pairs(60)[:51] if len(pair[0]) <= 20]
     rows = naive(some_pairs(60)[:51], 20)
     text = {tuple(x): pair for pair, (x, _) in zip(fitting, rows, strict=True)}
-    batch = [text[tuple(x)] for x in run.batches.get(0, 18)[0].tolist()]
+    batch = [text[tuple(x)] for x in run.samples.get(0, 18)[0].tolist()]
     expected = naive_loss(run.model, batch)
     expected.backward()
     gradient = torch.sqrt(sum((p.grad**2).sum() for p in run.model.parameters())).item()
@@ -281,7 +281,7 @@ def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path):
     for size in (12, 3, 1):
         keys = (f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
         run = ready(pairs_dir, tmp_path, *keys)
-        batch = map(torch.from_numpy, run.batches.get(0, 12))
+        batch = map(torch.from_numpy, run.samples.get(0, 12))
         mean = run.model(*batch)[1].item()  # over all targets
         seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
         assert seen[size][0] == pytest.approx(mean, abs=1e-5)

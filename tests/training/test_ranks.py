@@ -108,5 +108,5 @@ def test_the_loader_reads_ahead_and_returns_what_was_asked():
         micro_batches = loader.get(step)
         samples = [inputs[0][:, 0].tolist() for _, inputs, _ in micro_batches]
         assert samples == [[4 * step, 4 * step + 1], [4 * step + 2, 4 * step + 3]]
-        assert [micro_batch.targets for micro_batch in micro_batches] == [3, 3]
+        assert [micro_batch.n_targets for micro_batch in micro_batches] == [3, 3]
     assert len(batches.threads) == 1 and threading.current_thread().name not in batches.threads

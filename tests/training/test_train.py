@@ -289,7 +289,7 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
     seeds = {"a": "--seed=1 --data_seed=5", "b": "--seed=2 --data_seed=5", "d": "--seed=5"}
     seeds["c"] = "--seed=1 --data_seed=6"
     runs = {name: ready(data_dir, tmp_path, *text.split()) for name, text in seeds.items()}
-    seen = {name: run.batches.get(0, 8)[0].tolist() for name, run in runs.items()}
+    seen = {name: run.samples.get(0, 8)[0].tolist() for name, run in runs.items()}
     assert seen["a"] == seen["b"] == seen["d"] != seen["c"]
     assert train.train_step(runs["a"])[0] != train.train_step(runs["b"])[0]
 
