@@ -67,7 +67,7 @@ BOMB = pickle.dumps(Bomb())
 UNFIT, MOMENTS_UNFIT = "weights do not fit the model", "optimizer state does not fit"
 SPOILT = [  # (how, what the error says)
     (content("model.safetensors", BOMB), "cannot read this safetensors file.*model"),
-    (edit_json("state", lambda state: [1]), "a JSON list where.*state.json"),
+    (edit_json("state", lambda state: [1]), "JSON is a list.*state.json"),
     (edit_json("state", lambda state: without("best_step", state)), "missing: best_step.*state"),
     (state(format="x"), "format must be int, not 'x'.*state.json"),
     (state(format=checkpoint.FORMAT + 1), "has format 2, this code reads 1 .*update this repo"),

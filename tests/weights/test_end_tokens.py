@@ -151,10 +151,9 @@ def test_documents_pairs_and_preferences_end_with_it(model, tmp_path):
         first = [*tokenizer.prompt(ANSWERS[0][0]), *tokenizer.encode(ANSWERS[0][1]), end]
         assert ids[: len(first)].tolist() == first
 
-        # The sample at the end of a run repeats no special token as text.
-        split = open_split(tmp_path / name, "train", 64)
-        prompt, stop = closing_prompt(split, tokenizer)
-        assert tokenizer.prompt(prompt) == tokenizer.prompt(ANSWERS[0][0]) and stop == ""
+    # The sample at the end of a run repeats no special token as text.
+    prompt, stop = closing_prompt(open_split(tmp_path / "pairs", "train", 64), tokenizer)
+    assert tokenizer.prompt(prompt) == tokenizer.prompt(ANSWERS[0][0]) and stop == ""
     assert closing_prompt(open_split(tmp_path / "docs", "train", 8), tokenizer) == ("", "")
 
 
