@@ -60,8 +60,6 @@ def torch_alone():
 @pytest.mark.parametrize(
     "name, argument, status",
     [
-        ("train.py", "--no_such_key=1", 2),
-        ("sample.py", "--no_such_key=1", 2),
         ("prepare.py", "--no_such_key=1", 2),
         ("train.py", "--help", 0),
         ("sample.py", "--out_dir=nowhere", 2),  # what it needs before a model is there

@@ -45,6 +45,7 @@ def lines_of(data_dir, *outs):
     return extrapolate.lines_of(outs, config, set_up("cpu", "float32"))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_every_run_and_scaling_scores_the_same_targets(world, data_dir, capsys):
     outs = [str(world / name) for name in RUNS]

@@ -84,7 +84,9 @@ def p_value(counts, expected):
     return stats.chisquare(counts[seen].numpy(), expected.numpy()).pvalue
 
 
-@pytest.mark.parametrize("draft", ["lookup", tiny(1)], ids=["lookup", "model"])
+@pytest.mark.parametrize(
+    "draft", [pytest.param("lookup", marks=pytest.mark.slow), tiny(1)], ids=["lookup", "model"]
+)
 def test_drawn_text_has_the_models_distribution(draft):
     """Chi-square of 800 pairs of tokens against the exact product of probabilities."""
     model, idx = tiny(0), torch.tensor([[1, 2, 3, 1, 2]])

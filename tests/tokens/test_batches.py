@@ -104,6 +104,7 @@ print(before, peak())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_tokens(tmp_path):
     """A billion tokens in a sparse file, which takes no room."""
     path = tmp_path / "train.bin"
