@@ -44,7 +44,7 @@ def test_a_dead_switch_stops_the_sweep_by_name(drive, out, monkeypatch):
     """A rotation that is skipped, as in a published "NoPE = RoPE" result."""
     monkeypatch.setitem(POSITION, "rope", POSITION["none"])
     two = arm(fine=dict(norm="rmsnorm"), dead=dict(position="rope"))
-    wanted = "the arm dead changes nothing: its logits are those of base .position=rope"
+    wanted = "the arm dead changes nothing: it gives the same logits as base .position=rope"
     with pytest.raises(UserError, match=wanted):
         drive("--position=none", two)
     assert not out.exists()

@@ -22,8 +22,8 @@ import torch
 import ablate
 from bench.ablation import (
     fingerprint,
+    looks,
     measure,
-    power,
     runs,
     schedule,
     step_times,
@@ -202,7 +202,7 @@ def test_the_margin_is_fixed_before_the_arms_are_reported(drive, out):
 
 def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(drive, out, monkeypatch):
     monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: ["rope"] * (len(runs) == 11))
-    monkeypatch.setattr(power, "least_runs", lambda family: 2)
+    monkeypatch.setattr(looks, "least_runs", lambda family: 2)
     two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
     assert drive(two, "--seeds=2", "--looks=2", "--controls=7", "--first_seed=5") == 0
     counts = Counter(name[0] for name in rows_of(out))

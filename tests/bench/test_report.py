@@ -239,8 +239,8 @@ CHANGES = {  # what must be said -> the change of the clean sweep
         "base_values": {"max_iters": 10, "batch_size": 4, "block_size": 25, "learning_rate": 1e-3},
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
-    "of the text that it sees. So this is a screening, and its words are those of one. 1.751 beside"
-    " 1.700 of trigrams, 1.600 of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
+    "of the text that it sees. So this is a screening, and uses the words of a screening. 1.751"
+    " beside 1.700 of trigrams, 1.600 of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
     "it beats trigrams, but not the best n-grams of its text. 1.751": {
         "ngrams": {"trigrams": 1.8, "best": [5, 1.6]}
     },

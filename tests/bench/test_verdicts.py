@@ -11,7 +11,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import comparisons, contrasts, looks, power, rows, verdicts
+from bench.ablation import comparisons, contrasts, looks, rows, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
 from helpers.sweeps import make_sweep, write_lines
 from training.run_folder import read_rows
@@ -80,7 +80,7 @@ def test_a_difference_needs_both_tests_and_enough_runs():
         assert compare([group, control], 2)[1] == pytest.approx(max(ties))
     assert stats.ttest_ind(calm, control, equal_var=False).pvalue < 1e-5
     assert compare([calm, control], 1, least=5)[:2] == (1, 1)
-    assert [power.least_runs(family) for family in (6, 7, 25, 26)] == [5, 8, 8, 12]
+    assert [looks.least_runs(family) for family in (6, 7, 25, 26)] == [5, 8, 8, 12]
 
 
 def test_fisher_s_test_is_the_library_s_where_an_arm_fails_more_often():
@@ -406,7 +406,7 @@ def test_more_seeds_are_as_many_as_the_power_needs(tmp_path):
 
 
 def test_the_power_to_differ_is_that_of_the_noncentral_t():
-    chance = power.to_differ(2.0, 1.0, 10, 0.05)
+    chance = looks.to_differ(2.0, 1.0, 10, 0.05)
     assert chance == pytest.approx(stats.nct.sf(stats.t.isf(0.025, 10), 10, 2.0))
 
 
