@@ -23,7 +23,7 @@ from parts.variant import POSITION
             [arm(idle=dict(mlp="relu", norm_eps=1e-3))],
             r"the arm idle changes nothing: norm_eps has no effect",
         ),
-        ([arm(big=dict(n_layer=24))], r"arm big: no MLP width matches the base in params"),
+        ([arm(big=dict(n_layer=8))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
         (["--axis=n_layer"], r"no axis n_layer"),
         ([], r"no arms"),
