@@ -82,7 +82,9 @@ def looks_of(plan, tried, history, margin):
     """The [Look] of a sweep, the last one at all runs and with no share unless it was declared.
     tried: {arm: [seed]}; history: the lines of history.jsonl."""
     history = [line for line in history if runs_of_arms(plan, line["runs"]) > 1]
-    declared = [(line["margin"], look) for line in history for look in line["looks"]]
+    declared = []  # (margin, number of seeds), each once, in the order of the reports
+    for line in history:
+        declared += [(line["margin"], look) for look in line["looks"]]
     declared += [(margin, look) for look in declared_looks(plan, tried, history)]
     declared = list(dict.fromkeys(declared))
     planned = len(history[0]["looks"] if history else plan["looks"])
@@ -193,11 +195,13 @@ def counts_at(plan, look):
     """{arm: {arm: runs}} of the comparisons that a look takes: the runs of the arm, and the runs of
     the arms that it is compared with."""
     group = rows.control_group(plan)
-    sides = {}
+    counts = {}
     for arm in rows.judged_arms(plan):
-        sides[arm] = [arm, plan["arms"][arm]["against"], *group]
-    reached = {arm: arms for arm, arms in sides.items() if {*arms} <= look.seeds.keys()}
-    return {arm: {a: len(look.seeds_for(arm)[a]) for a in arms} for arm, arms in reached.items()}
+        compared = [arm, plan["arms"][arm]["against"], *group]
+        if all(each in look.seeds for each in compared):
+            seeds = look.seeds_for(arm)
+            counts[arm] = {each: len(seeds[each]) for each in compared}
+    return counts
 
 
 def identity(plan, arm=None):

@@ -291,7 +291,9 @@ def write(config, folders, out):
     """Write the page of the sweeps in some folders, and the report of each, into the folder `out`.
     Returns the path of the page."""
     # Each folder by itself: a confirmation has other seeds than the shelf that chose its part.
-    sections = [section for folder in folders for section in report.judge([folder])]
+    sections = []
+    for folder in folders:
+        sections += report.judge([folder])
     page = Page(config, {os.path.relpath(s.folders[0], out): s for s in sections})
     with matplotlib.rc_context(figures.STYLE):
         pictures = pictures_of(page)

@@ -186,7 +186,9 @@ def ids_within(first, paths, content, path):
     without = [with_ids(each, dict.fromkeys(codes(each), "")) for each in (first, content)]
     if codes(first) == codes(content) or not is_same(*without):
         return {}
-    others = [line for other in paths for line in identity.stored(other)]
+    others = []
+    for other in paths:
+        others += identity.stored(other)
     return identity.same_ids(identity.stored(path), others)
 
 

@@ -203,7 +203,10 @@ def row_of(job, reason, seconds, device=None):
 def with_halves(loss, row):
     """[loss, loss of the first half of the text, of the second], from the row of an evaluation;
     where it has no halves, the loss stands for them."""
-    return [loss, *(row.get(half, row.get(former, loss)) for half, former in HALVES.items())]
+    losses = [loss]
+    for half, former in HALVES.items():
+        losses.append(row.get(half, row.get(former, loss)))
+    return losses
 
 
 def final_losses(rows, kind="text"):

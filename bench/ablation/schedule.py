@@ -58,19 +58,24 @@ def tuning_jobs(sweep, names=None):
     are not reported, and the base's runs on the same seeds."""
     if sweep.config.lr_grid == [1]:
         return []
-    return [
-        job_of(sweep, sweep.arms[name], TUNING_SEED + number, lr, "tune")
-        for number in range(TUNE_SEEDS)
-        for name, grid in sweep.grids.items()
-        if names is None or name in names
-        for lr in grid
-    ]
+    jobs = []
+    for number in range(TUNE_SEEDS):
+        for name, grid in sweep.grids.items():
+            if names is None or name in names:
+                for lr in grid:
+                    arm = sweep.arms[name]
+                    jobs.append(job_of(sweep, arm, TUNING_SEED + number, lr, "tune"))
+    return jobs
 
 
 def curve_jobs(sweep):
     """The runs of the base at other multiples of its tokens."""
-    arms = [arm for arm in sweep.arms.values() if arm.curve]
-    return [job_of(sweep, arm, seed, 1.0, "curve") for seed in range(CURVE_SEEDS) for arm in arms]
+    jobs = []
+    for seed in range(CURVE_SEEDS):
+        for arm in sweep.arms.values():
+            if arm.curve:
+                jobs.append(job_of(sweep, arm, seed, 1.0, "curve"))
+    return jobs
 
 
 def report_jobs(sweep, first=0, end=None, names=None, most=math.inf):

@@ -51,8 +51,12 @@ def busy_seconds():
     lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     wanted = {f"cpu{number}" for number in cores()}
     # user, nice, system, idle, iowait, irq, softirq, steal
-    ticks = [[int(count) for count in line[1:9]] for line in lines if line[0] in wanted]
-    return sum(sum(core) - core[3] - core[4] for core in ticks) / os.sysconf("SC_CLK_TCK")
+    busy = 0
+    for line in lines:
+        if line[0] in wanted:
+            ticks = [int(count) for count in line[1:9]]
+            busy += sum(ticks) - ticks[3] - ticks[4]
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 class OtherWork:
