@@ -4,7 +4,7 @@ The page of the answer: what each part of a modern Transformer is worth, from ro
     python bench/answer.py [OUT]      # default: the sweeps below bench/results/answer
 
 Writes index.html, index.md, their figures and the report of each sweep into that folder.
-config/answer/page.py says which arm is which part, and what others published of it. Trains nothing.
+config/answer/page.py names the arms of each part, and the claims that others published.
 """
 
 if not __package__:
@@ -26,7 +26,7 @@ def main(argv):
     print_help(argv, __doc__, [])
     from bench.ablation import page
 
-    out = Path(*argv[:1] or [ANSWER])
+    out = Path(argv[0]) if argv else ANSWER
     folders = sorted(path.parent for path in out.rglob("sweep.json"))
     if not folders or len(argv) > 1:
         fix = "name one folder that holds sweeps, or none for bench/results/answer"

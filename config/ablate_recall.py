@@ -1,16 +1,16 @@
 # Which mixers can look up what they have read? A screening for a CPU: 7 minutes on two cores.
 #   python -m extras.tasks recall
 #   python bench/ablate.py config/ablate_recall.py --workers=2
-# The arms differ from attention by what carries information from token to token: a window, or a
-# state of a fixed size. 4 arms and the base again x 3 seeds = 15 runs of config/task_recall.py.
+# The arms carry information from token to token by a window or by a state of a fixed size instead
+# of full attention. 4 arms and the base again x 3 seeds = 15 runs of config/task_recall.py.
 # Expect full attention to answer all, a window only what it sees, and the states something between.
-# The columns `wrong answers` and `wrong tokens` say it; a loss mixes forgetting with uncertainty.
+# Read the columns `wrong answers` and `wrong tokens`; a loss mixes forgetting with uncertainty.
 question = "Which mixers recall up to 12 keys with their values?"
 out_dir = "out-ablate-recall"
 design = "arms"
 arms = {
     "window": dict(window=16),
-    "gated_delta": dict(mixer="gated_delta", position="none"),  # a state has an order of its own
+    "gated_delta": dict(mixer="gated_delta", position="none"),  # a state has an order already
     "mamba2": dict(mixer="mamba2", position="none"),
 }
 model = "llama"

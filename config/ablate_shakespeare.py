@@ -3,8 +3,8 @@
 # The arms are the five parts in which LLaMA differs, one at a time, the base, and the base again: 7
 # arms x 3 seeds = 21 runs, two at a time on one thread each: 21 / 2 * 60 to 80 s = 11 to 14
 # minutes. Three seeds show only large effects, and no learning rate is tuned: the report ranks the
-# arms and says which are larger than the noise. --screening=False --seeds=8 makes a sweep that
-# decides, with 18 runs of the base, its curve of tokens, and learning rates of each arm's own.
+# arms and marks effects larger than the noise. --screening=False --seeds=8 makes a sweep that
+# decides, with 18 runs of the base, its curve of tokens, and a tuned learning rate for each arm.
 # Expect a clear gain from rope, and small differences from the other parts.
 question = "Which part of LLaMA helps a tiny GPT-2 on the characters of Shakespeare's plays?"
 out_dir = "out-ablate-shakespeare"

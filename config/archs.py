@@ -7,8 +7,8 @@
 # GPT-2's number of parameters. On a CPU a screening: 13 arms x 3 seeds = 39 runs / 2 * 85 s = 28
 # minutes on two cores. On a GPU 8 runs of each and 27 of the base, after its curve of tokens and
 # the runs that choose learning rates.
-# Expect those with rotary positions or ALiBi close together and ahead of GPT-2, and transformer2017
-# (norms after the sums) last, since it needs a lower learning rate.
+# Expect architectures with rotary positions or ALiBi close together and ahead of GPT-2, and
+# transformer2017 (norms after the sums) last, since it needs a lower learning rate.
 question = "Which architecture's parts are best at one size?"
 out_dir = "out-archs"
 _words = ["llama", "llama2-70b", "llama3", "mistral", "bloom", "falcon", "gpt-neox", "olmo2"]

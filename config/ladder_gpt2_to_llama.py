@@ -1,4 +1,4 @@
-# From GPT-2 to LLaMA one part at a time: the gain of each change, on top of those before it.
+# From GPT-2 to LLaMA one part at a time: the gain of each change, on top of the changes before.
 #   python prepare.py python_source          # for a GPU
 #   python bench/ablate.py config/ladder_gpt2_to_llama.py --workers=4
 # 6 rungs, and the base, which is there twice. On a CPU a screening: 8 arms x 5 seeds = 40 runs; on

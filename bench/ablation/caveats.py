@@ -1,5 +1,5 @@
 """The caveats of a report: fixed sentences, each with the condition under which it is printed. A
-condition returns a list of what is concerned, or whether it holds."""
+condition returns whether it holds, or a list of the arms, runs or keys that it concerns."""
 
 from bench.ablation.rows import control_losses
 from bench.ablation.tables import known
@@ -9,9 +9,10 @@ FIXED = ("margin", "looks")  # keys of history.jsonl that should not change afte
 
 
 def failed_runs(section):
-    failed = section.runs.query("status == 'failed' and current")
-    failed = failed.groupby(["arm", "reason"], sort=False)
-    return [f"{arm}: {reason} ({len(runs)})" for (arm, reason), runs in failed]
+    runs = section.runs
+    failed = runs[(runs["status"] == "failed") & runs["current"]]
+    groups = failed.groupby(["arm", "reason"], sort=False)
+    return [f"{arm}: {reason} ({len(group)})" for (arm, reason), group in groups]
 
 
 def stale_rows(section):
@@ -26,7 +27,8 @@ def joined_machines(section):
 
 
 def replicate_differs(section):
-    low, high = (section.replicate[key] for key in ("low", "high"))
+    low = section.replicate["low"]
+    high = section.replicate["high"]
     return bool(((low > 0) | (high < 0)).any())
 
 
@@ -44,7 +46,7 @@ def has_learned_little(section):
 
 
 def beside_n_grams(section):
-    """The base's loss beside those of n-grams, as a text."""
+    """The losses of the base and of n-grams, as a text."""
     n, best = section.plan["ngrams"]["best"]
     trigrams = section.plan["ngrams"]["trigrams"]
     ours = f"{section.facts.base_whole:.3f}"
@@ -52,7 +54,8 @@ def beside_n_grams(section):
 
 
 def epochs(section):
-    values, data = section.plan["base_values"], section.plan["data"]
+    values = section.plan["base_values"]
+    data = section.plan["data"]
     tokens = values.get("max_iters", 0) * (values.get("gradient_accumulation_steps") or 1)
     tokens *= values.get("batch_size", 0) * values.get("block_size", 0)
     times = tokens / data.get("train_tokens", float("inf"))
@@ -61,7 +64,8 @@ def epochs(section):
 
 def rates_at_the_edge(section):
     arms = []
-    tried = section.runs.query("purpose == 'tune' and status != 'failed' and current")
+    runs = section.runs
+    tried = runs[(runs["purpose"] == "tune") & (runs["status"] != "failed") & runs["current"]]
     for arm, runs in tried.groupby("arm", sort=False):
         chosen = section.plan["chosen_lr"].get(arm, 1)
         if chosen in (runs["rate"].min(), runs["rate"].max()) and runs["rate"].nunique() > 1:
@@ -95,7 +99,7 @@ CAVEATS = (  # the most important first
     (
         has_not_learned,
         "The base has not learned: it stays above the trigrams of the text that it sees. So this is"
-        " a screening, and its words are those of one.",
+        " a screening, and uses the words of a screening.",
     ),
     (
         has_learned_little,
@@ -130,6 +134,10 @@ CAVEATS = (  # the most important first
 
 
 def caveats(section):
-    """[(sentence, [what it concerns])] of the conditions that hold."""
-    results = [(sentence, condition(section)) for condition, sentence in CAVEATS]
-    return [(text, what if isinstance(what, list) else []) for text, what in results if what]
+    """[(sentence, [arms, runs or keys that it concerns])] of the conditions that hold."""
+    found = []
+    for condition, sentence in CAVEATS:
+        result = condition(section)
+        if result:
+            found.append((sentence, result if isinstance(result, list) else []))
+    return found

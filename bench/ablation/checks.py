@@ -71,11 +71,11 @@ def check_changes_output(arm, other, vocab_size):
     elif not changed:
         why = f"it is {other.name} already"
     elif same_logits(old, new):
-        why = f"its logits are those of {other.name}"
+        why = f"it gives the same logits as {other.name}"
     else:
         return
     changes = ", ".join(f"{key}={value}" for key, value in arm.changes.items())
-    fix = "correct the arm or leave it out: a comparison with itself shows nothing"
+    fix = "correct the arm or leave it out"
     raise UserError(f"the arm {arm.name} changes nothing: {why}", changes, fix)
 
 

@@ -1,6 +1,6 @@
 """
-What the runs of each comparison of a sweep are, whatever the verdict on it: an arm beside what it
-is compared with, as columns of the table that verdicts.judge returns.
+The comparisons of a sweep, each of an arm with other arms, and the columns of verdicts.judge's
+table that describe their runs, whatever the verdict.
 """
 
 import math
@@ -14,13 +14,13 @@ from bench.ablation.contrasts import contrast, failures, fisher, moments
 
 RESAMPLES = 1999  # of the bootstrap over the text
 LEAST_BLOCKS = 50  # of text, for an interval over it
-TEST = ("test", "test_low", "test_high")  # as difference, low, high, on the test split
+TEST = ("test", "test_low", "test_high")  # the difference on the test split, and its interval
 NUMBERS = {  # the columns of judge's table that are nan where they are not known
     "val_loss_report": "mean over the arm's runs that learned, on the reported half",
     "sd": "standard deviation of these runs",
     "n": "runs of the arm",
-    "n_control": "runs that it is compared with",
-    "difference": "mean loss minus that of the control group; negative is better",
+    "n_control": "runs of the control group",
+    "difference": "mean loss minus the mean loss of the control group; negative is better",
     "se": "standard error of the difference",
     "df": "degrees of freedom of Welch's test",
     "low": "95 % interval of the difference",
@@ -33,7 +33,7 @@ NUMBERS = {  # the columns of judge's table that are nan where they are not know
     "test": "difference on the test split, with its interval",
     "test_low": "",
     "test_high": "",
-    "more_seeds": "runs that may decide what is undecided; inf over MOST_SEEDS",
+    "more_seeds": "further runs that may decide an undecided arm; inf over MOST_SEEDS",
     "text_low": "95 % interval of the difference over the text",
     "text_high": "",
     "worth": "multiple of the base's tokens; inf above the curve, 0 below it",
@@ -98,7 +98,7 @@ def finite(values):
 
 
 def description(row, runs, losses, curve, plan, pooled):
-    """The columns of what the runs of a comparison are, whatever the verdict. `pooled` (variance,
+    """The columns that describe the runs of a comparison, whatever the verdict. `pooled` (variance,
     degrees of freedom) replaces the variances of its groups."""
     groups = [pick(losses, arms) for arms in row["groups"]]
     own = finite(groups[0])
@@ -130,8 +130,8 @@ def description(row, runs, losses, curve, plan, pooled):
 
 
 def not_learned(runs, arms, groups):
-    """The columns that say how many runs of some arms did not learn. groups: their losses, and
-    those that they are compared with."""
+    """The columns that count the runs of some arms that did not learn. groups: the losses of these
+    arms, and the losses of the arms that they are compared with."""
     k, n, c, m = map(int, failures(groups))
     stuck = runs.stuck & runs.current & (runs.purpose == "report") & runs.arm.isin(arms)
     columns = {"n": n, "n_control": m, "stuck": int(stuck.sum())}
@@ -144,19 +144,20 @@ def not_learned(runs, arms, groups):
 
 
 def on_test_split(runs, groups):
-    """The columns of the difference on the test split, of which nothing is chosen or decided. {}
-    where a group has no such losses."""
+    """The columns of the difference on the test split, which no choice and no verdict uses. {}
+    where a group has no losses there."""
     done = learned(runs)
     losses = [done.test_loss[done.arm.isin(arms)].dropna().to_numpy() for arms in groups]
     if not all(map(len, losses)):
         return {}
     found = contrast(losses).columns()
-    return dict(zip(TEST, (found[key] for key in ("difference", "low", "high")), strict=True))
+    return {"test": found["difference"], "test_low": found["low"], "test_high": found["high"]}
 
 
 def learned(runs):
     """The reported runs that ended and learned."""
-    return runs.query("current and purpose == 'report' and status == 'done' and not stuck")
+    counts = runs.current & (runs.purpose == "report") & (runs.status == "done") & ~runs.stuck
+    return runs[counts]
 
 
 def text_interval(runs, weights):
@@ -168,8 +169,10 @@ def text_interval(runs, weights):
     if len(counts) != 1 or min(counts) < LEAST_BLOCKS:
         return {}
     differences = done.arm.map(weights).to_numpy() @ np.array(done.blocks.to_list())  # [blocks]
-    given = dict(n_resamples=RESAMPLES, method="percentile", rng=0)
-    low, high = stats.bootstrap((differences,), np.mean, **given).confidence_interval
+    resampled = stats.bootstrap(
+        (differences,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=0
+    )
+    low, high = resampled.confidence_interval
     return {"text_low": float(low), "text_high": float(high)}
 
 

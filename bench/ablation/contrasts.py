@@ -1,9 +1,9 @@
 """
-The tests behind a verdict, on arrays: of losses [runs, ...] of many sweeps at once, as the
-simulation has them, or of one.
+The tests behind a verdict, on arrays: of the losses [runs] of one sweep, or [runs, ...] of many
+simulated sweeps at once.
 
-A contrast of two groups of runs, Fisher's test of how many did not learn, Holm's correction, and
-the words of a family over its looks. verdicts.py says what is compared with what.
+A contrast of two groups of runs, Fisher's test of the runs that did not learn, Holm's correction,
+and the verdicts of a family over its looks. comparisons.py lists the groups.
 """
 
 import functools
@@ -13,9 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from bench.ablation.power import ALPHA
-
-OF_A_TEST = ("difference", "se", "df", "low", "high", "p")
+from bench.ablation.looks import ALPHA
 
 
 class Contrast(NamedTuple):
@@ -39,23 +37,40 @@ class Contrast(NamedTuple):
         return np.nan_to_num(p, nan=1)
 
     def columns(self):
-        """As columns of a verdict, with the 95 % interval of this comparison alone."""
+        """The columns of a verdict, with the 95 % interval of this comparison alone."""
         half = special.stdtrit(self.df, 1 - ALPHA / 2) * self.se
-        numbers = [*self, self.difference - half, self.difference + half, self.p()]
-        return dict(zip(OF_A_TEST, map(float, numbers), strict=True))
+        return {
+            "difference": float(self.difference),
+            "se": float(self.se),
+            "df": float(self.df),
+            "low": float(self.difference - half),
+            "high": float(self.difference + half),
+            "p": float(self.p()),
+        }
 
 
 def contrast(groups, pooled=None):
     """The Contrast of the means of two independent groups, [n, ...] and [m, ...], by Welch's test
     over the runs that learned. scipy's would loop over slices, which have gaps. `pooled` (variance,
     degrees of freedom) replaces the groups' own variances."""
-    (n, mean, s2), (m, other, other_s2) = map(moments, groups)
+    n, mean, variance = moments(groups[0])
+    m, other_mean, other_variance = moments(groups[1])
+    if pooled:
+        variance = pooled[0]
+        other_variance = pooled[0]
     with np.errstate(all="ignore"):
-        own, others = (pooled[0] if pooled else x for x in (s2, other_s2))
-        parts = own / n, others / m
-        squares = parts[0] ** 2 / np.maximum(n - 1, 1) + parts[1] ** 2 / np.maximum(m - 1, 1)
-        df = pooled[1] if pooled else sum(parts) ** 2 / squares
-    return Contrast(mean - other, np.sqrt(sum(parts)), np.where(sum(parts) == 0, np.inf, df))
+        own = variance / n  # of the mean of the group
+        other = other_variance / m
+        total = own + other
+        if pooled:
+            df = pooled[1]
+        else:
+            df = total**2 / (own**2 / np.maximum(n - 1, 1) + other**2 / np.maximum(m - 1, 1))
+    return Contrast(
+        difference=mean - other_mean,
+        se=np.sqrt(total),
+        df=np.where(total == 0, np.inf, df),
+    )
 
 
 def moments(group):
@@ -85,20 +100,23 @@ def compare(groups, margin, least=2):
     if min(map(len, groups)) < least:
         shape = np.shape(groups[0])[1:]
         return np.ones(shape), np.ones(shape), np.zeros(shape)
-    tests = contrast(groups), contrast(groups, pooled=pooled_variance(groups))
-    p = np.maximum(*(test.p() for test in tests))
-    p_tie = np.maximum(*(test.p_tie(margin) for test in tests))
-    return outcome(p, p_tie, tests[0].difference, failures(groups))
+    welch = contrast(groups)
+    student = contrast(groups, pooled=pooled_variance(groups))
+    p = np.maximum(welch.p(), student.p())
+    p_tie = np.maximum(welch.p_tie(margin), student.p_tie(margin))
+    return outcome(p, p_tie, welch.difference, failures(groups))
 
 
 def failures(groups):
-    """(k, n, c, m): k of the n runs of a group did not learn, and c of the m of the other."""
-    return [count for group in groups for count in (np.isinf(group).sum(0), len(group))]
+    """(k, n, c, m): k of the n runs of the first group did not learn, and c of the m runs of the
+    second."""
+    first, second = groups
+    return np.isinf(first).sum(0), len(first), np.isinf(second).sum(0), len(second)
 
 
 def outcome(p, p_tie, difference, counts):
-    """(p, p of a tie, direction) of a test of the runs that learned, changed by the `counts` of
-    those that did not (see `failures`). An arm with such runs can only be worse, and its p is
+    """(p, p of a tie, direction) of a test of the runs that learned, corrected for the runs that
+    did not learn; `failures` counts them. An arm with such runs can only be worse, and its p is
     Fisher's; an arm without any, beside a base with some, can only be better. Neither is a tie."""
     k, _, c, _ = counts
     p = np.where((c > 0) & (difference > 0), 1, p)
@@ -131,19 +149,23 @@ def holm(p, family=0):
 def family_verdicts(p, p_tie, difference, shares, tie_shares=None, family=0):
     """The verdicts of a family of comparisons. p, p_tie and difference are [looks, ..., family],
     not corrected, with p = 1 where a comparison has not reached a look; shares [looks], for ties
-    tie_shares. The last look is at all data, with a share of 0 if it may decide nothing.
+    tie_shares. The last look is at all data, with a share of 0 unless it was declared.
 
-    verdicts.decide calls this. Then it turns "worse" into "fails k of n" if
-    runs did not learn, and explain withdraws verdicts whose runs are missing.
+    verdicts.decided calls this. Then it turns "worse" into "fails k of n" if runs did not learn,
+    and verdicts.explanation withdraws verdicts whose runs are missing.
 
-    Returns a dict of arrays [..., family]: verdict, seen (what a look said, also where it no longer
-    stands), and the p-values of a difference and of a tie, corrected for the looks (p_looks,
+    Returns a dict of arrays [..., family]: verdict, seen (the verdict of a look, also where it no
+    longer stands), and the p-values of a difference and of a tie, corrected for the looks (p_looks,
     p_tie_looks) and for the family, too (p_holm, p_tie)."""
-    by_look, tie_by_look = over_share(p, shares), over_share(p_tie, tie_shares or shares)
-    p_looks, p_tie_looks = by_look.min(0), tie_by_look.min(0)
-    p_holm, p_tie_holm = holm(p_looks, family), holm(p_tie_looks, family)
+    by_look = over_share(p, shares)
+    p_looks = by_look.min(0)
+    p_tie_looks = over_share(p_tie, tie_shares or shares).min(0)
+    p_holm = holm(p_looks, family)
+    p_tie_holm = holm(p_tie_looks, family)
 
-    differs, ties = p_holm <= ALPHA, p_tie_holm <= ALPHA
+    differs = p_holm <= ALPHA
+    ties = p_tie_holm <= ALPHA
+    # The difference at the look that decided.
     then = np.take_along_axis(np.asarray(difference), by_look.argmin(0)[None], 0)[0]
     seen = np.select([differs & (then < 0), differs, ties], ["better", "worse", "tie"], "undecided")
     stands = np.where(differs, (p[-1] <= ALPHA) & (difference[-1] * then > 0), p_tie[-1] <= ALPHA)

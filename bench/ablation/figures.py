@@ -1,5 +1,5 @@
 """The figures of a report: a function takes a Section and returns a matplotlib Figure, or None
-where the sweep has nothing to draw. report.py has their titles and captions. An arm keeps its
+where the sweep lacks the data. report.py has their titles and captions. An arm keeps its
 colour, mark and dash in all figures of a sweep.
 """
 
@@ -15,7 +15,9 @@ from scipy import stats
 
 from bench.ablation.tables import contexts, known, multiple, short, sign_of, sign_on_test, signed
 
-INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
+INK = "#1c2128"
+MUTED = "#57606a"
+FAINT = "#d0d7de"
 # Grey, and the colours of Okabe and Ito (2008) that show on white. They differ for readers who do
 # not see red or green.
 COLORS = ("#6e7781", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -89,7 +91,7 @@ def legend(figure, section, shown, **style):
 
 
 def yardsticks(axes, section):
-    """Lines at what counting n-grams of the text that a run sees gives, where that is known."""
+    """Lines at the losses of n-grams that were counted in the base's text, if they are known."""
     for text, loss in section.ngrams:
         axes.axhline(loss, color=MUTED, linewidth=0.8, linestyle=":")
         label = axes.annotate(f"{text}: {loss:.3f}", (1, loss), xycoords=axes.get_yaxis_transform())
@@ -114,10 +116,12 @@ def forest(section, shown=None):
     rows = [row for row in rows if known(row["difference"])]
     if not rows:
         return None
-    heads = ("own rate" if section.is_tuned else "", "base's rate")
+    own_heading = "own rate" if section.is_tuned else ""
+    heads = (own_heading, "base's rate")
     shared = [section.at_shared_rate(row) for row in rows]
     figure, axes = differences(rows, shared, heads, share=0.8)
-    if known(margin := section.facts.margin):
+    margin = section.facts.margin
+    if known(margin):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
     return figure
 
@@ -126,9 +130,11 @@ def differences(rows, others, heads, share):
     """(Figure, axes) of the differences of rows of verdicts, each joined to another number. The
     edges are at three times the difference below which this share of the rows is."""
     values = [(row["difference"], row["low"], row["high"]) for row in rows]
-    texts = [(signed(v[0], 3), signed(other, 3)) for v, other in zip(values, others, strict=True)]
-    texts = [(own if heads[0] else "", other) for own, other in texts]
-    edge = 3 * np.quantile(np.abs([own for own, *_ in values]), share) + 1e-9
+    texts = []
+    for row, other in zip(rows, others, strict=True):
+        own = signed(row["difference"], 3) if heads[0] else ""
+        texts.append((own, signed(other, 3)))
+    edge = 3 * np.quantile(np.abs([row["difference"] for row in rows]), share) + 1e-9
     values = np.column_stack([values, np.clip(others, -edge, edge)])
     figure, axes = dots(rows, values, texts, heads, (-edge, edge))
     axes.axvline(0, color=INK, linewidth=0.8)
@@ -138,20 +144,23 @@ def differences(rows, others, heads, share):
 
 
 def dots(rows, values, texts, heads, ends):
-    """(Figure, axes) with a row for each row of verdicts. values [rows, 4]: what is marked, its
-    interval, and what is joined to it, within two ends; texts: two numbers at the right."""
+    """(Figure, axes) with a row for each row of verdicts. values [rows, 4]: the marked number, its
+    interval, and the number joined to it, within two ends; texts: two numbers at the right."""
     figure = Figure(figsize=(WIDTH, 1.2 + 0.27 * len(rows)))
     axes = figure.subplots()
     for place, (row, numbers) in enumerate(zip(rows, values, strict=True)):
         mark, color = MARKS.get(row["verdict"], OPEN_MARK)
-        beyond = "<" if numbers[0] < ends[0] else ">" if numbers[0] > ends[1] else ""
-        value, low, high, other = *np.clip(numbers[:3], *ends), numbers[3]
+        if numbers[0] < ends[0]:
+            mark = "<"
+        elif numbers[0] > ends[1]:
+            mark = ">"
+        value, low, high = np.clip(numbers[:3], *ends)
+        other = numbers[3]
         axes.plot([value, other], [place, place], ":", color=MUTED, linewidth=1.2)
         axes.plot(other, place, "D", color=MUTED, markerfacecolor="white", markersize=4)
         axes.plot([low, high], [place, place], color=color, linewidth=2.2, solid_capstyle="round")
         inside = color if row["verdict"] in MARKS else "white"
-        style = {"color": color, "markerfacecolor": inside, "markersize": 5.5}
-        axes.plot(value, place, beyond or mark, **style)
+        axes.plot(value, place, mark, color=color, markerfacecolor=inside, markersize=5.5)
     for place, pair in enumerate([heads, *texts], -1):
         for text, x, color in zip(pair, (1.16, 1.38), (INK, MUTED), strict=True):
             style = {"color": color, "fontsize": 8.5, "va": "center", "ha": "right"}
@@ -168,7 +177,8 @@ def dots(rows, values, texts, heads, ends):
 def curves(section):
     """Above: the mean loss over runs after the warm-up, on the validation text that training scores
     in between, with a band of one standard deviation. Below: the difference, with its 95 % band."""
-    losses = {arm: runs for arm in section.arms if (runs := curves_of(section, arm))}
+    runs_of = {arm: curves_of(section, arm) for arm in section.arms}
+    losses = {arm: runs for arm, runs in runs_of.items() if runs}
     start = section.plan["base_values"].get("warmup_iters") or 0
     if not any(len(late_steps(runs, start)) > 1 for runs in losses.values()):
         return None
@@ -263,12 +273,13 @@ def extrapolation(section, arms=None):
     interval over the text. Dotted: only the last training context is visible."""
     losses = {arm: contexts(section, arm) for arm in arms or section.arms}
     shown = [arm for arm, by_times in losses.items() if len(by_times) > 1]
-    if len(shown) < 2:  # nothing to compare
+    if len(shown) < 2:
         return None
     figure = Figure(figsize=(WIDTH, 4.0))
     axes = figure.subplots()
     for arm in shown:
-        style, times = style_of(section, arm), sorted(losses[arm], key=int)
+        style = style_of(section, arm)
+        times = sorted(losses[arm], key=int)
         mean, low, high, window = np.array([losses[arm][k] for k in times]).T
         places = [int(k) for k in times]
         axes.plot(places, mean, **style | {"markersize": 5, "linestyle": "-"})
@@ -281,11 +292,11 @@ def extrapolation(section, arms=None):
     return figure
 
 
-# ---------------------------------------------------------------- of the page alone
+# ---------------------------------------------------------------- only on the page
 
 
 def example(section, arm):
-    """How the worth of one arm is read off the base's curve."""
+    """The worth of one arm, as it is read off the base's curve."""
     (row,) = [row for row in section.verdicts.to_dict("records") if row["arm"] == arm]
     curve = section.curve
     loss = row["val_loss_report"]
@@ -293,7 +304,7 @@ def example(section, arm):
     if not (curve and known(worth)):
         return None
     figure = Figure(figsize=(WIDTH, 3.6))
-    axes, multiples = figure.subplots(), curve.multiples
+    axes = figure.subplots()
     axes.plot(curve.grid, [curve.loss_at(k) for k in curve.grid], color=GREY, linewidth=1.6)
     for k, mean, se, _ in curve.points:
         axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
@@ -303,19 +314,18 @@ def example(section, arm):
     bottom, top = axes.get_ylim()
     axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=GREEN, linewidth=1.2)
     axes.plot(worth, loss, "o", color=GREEN, markersize=7)
-    log_axis(axes, multiples, [f"{k:g}×" for k in multiples])
+    log_axis(axes, curve.multiples, [f"{k:g}×" for k in curve.multiples])
     xlabel = "training tokens of the base (1×: as many as each part has)"
     axes.set(xlabel=xlabel, ylabel=LOSS, ylim=(bottom, top))
 
-    few = 1.6 * multiples[0]
-    points = ((few, curve.loss_at(few)), (0.98, loss), (worth, loss), (worth, bottom))
-    texts = (
-        ("1. The base, trained\non fewer and more tokens", 0.5, 0.85),
-        (f"2. Each dot is a run\nwith {row['name']}", 0.4, 0.12),
-        ("3. The base reaches\ntheir mean here", 1.6, 0.29),
-        (f"4. {multiple(row)} × the tokens", 0.8, 0.04),
+    few = 1.6 * curve.multiples[0]
+    notes = (  # (text, its place, the point that it is about)
+        ("1. The base, trained\non fewer and more tokens", 0.5, 0.85, (few, curve.loss_at(few))),
+        (f"2. Each dot is a run\nwith {row['name']}", 0.4, 0.12, (0.98, loss)),
+        ("3. The base reaches\ntheir mean here", 1.6, 0.29, (worth, loss)),
+        (f"4. {multiple(row)} × the tokens", 0.8, 0.04, (worth, bottom)),
     )
-    for point, (text, x, y) in zip(points, texts, strict=True):
+    for text, x, y, point in notes:
         place = x, bottom + y * (top - bottom)
         arrow = ARROW if y > 0.1 else None
         axes.annotate(text, point, place, arrowprops=arrow, ha="center", va="center", fontsize=9)
@@ -323,23 +333,28 @@ def example(section, arm):
 
 
 def worths(section, rows):
-    """What each part is worth in tokens, with its interval, and in time."""
+    """The worth of each part in tokens, with its interval, and in time."""
     rows = [row | {"ends": section.time_ends(row["arm"])} for row in rows]
     return worths_beside(rows, rows, "worth_time", ("tokens", "time"), section.curve_ends)
 
 
 def worths_beside(rows, others, key, heads, ends, title=""):
-    """What each part is worth in tokens, with its interval, and `key` of other rows beside it.
-    These may have `ends` of their own."""
-    pairs = [(row, other, other.get("ends", ends)) for row, other in zip(rows, others, strict=True)]
-    pairs = [pair for pair in pairs if not math.isnan(pair[0]["worth"])]
-    if not pairs:
+    """The worth of each part in tokens, with its interval, and `key` of other rows beside it. These
+    may have `ends` of their own."""
+    shown = []
+    values = []
+    texts = []
+    for row, other in zip(rows, others, strict=True):
+        if not math.isnan(row["worth"]):
+            other_ends = other.get("ends", ends)
+            beside = np.clip(other[key], *other_ends)
+            shown.append(row)
+            values.append([row["worth"], row["worth_low"], row["worth_high"], beside])
+            other_text = multiple(other, key, other_ends).split()[0]
+            texts.append((multiple(row, ends=ends).split()[0], other_text))
+    if not shown:
         return None
-    keys = ("worth", "worth_low", "worth_high")
-    values = [[*map(row.get, keys), np.clip(other[key], *of)] for row, other, of in pairs]
-    texts = [(multiple(row, ends=ends), multiple(other, key, of)) for row, other, of in pairs]
-    texts = [[text.split()[0] for text in pair] for pair in texts]
-    figure, axes = dots([row for row, *_ in pairs], values, texts, heads, ends)
+    figure, axes = dots(shown, values, texts, heads, ends)
     axes.axvline(1, color=INK, linewidth=0.8)
     ticks = [k for k in TICKS if axes.get_xlim()[0] <= k <= axes.get_xlim()[1]]
     log_axis(axes, ticks, [f"{k:g}×" for k in ticks])
@@ -348,28 +363,36 @@ def worths_beside(rows, others, key, heads, ends, title=""):
     return figure
 
 
-def agreement(*sections):
-    """The worth of each part in a base beside that in another one, of another size, text or
-    optimizer; how many decisions the other shows, and the rank correlation of the differences."""
-    here, there = (s.verdicts.dropna(subset="difference") for s in sections)
-    there = {row["arm"]: row for row in there.query("kind == 'swap' and n > 1").to_dict("records")}
-    rows = [row for row in here.to_dict("records") if row["arm"] in there]
-    others = [there[row["arm"]] | {"ends": sections[1].curve_ends} for row in rows]
+def agreement(section, other):
+    """The worth of each part in one base beside its worth in another base, of another size, text or
+    optimizer; the decisions that the other base shows, and the rank correlation of differences."""
+    there = {row["arm"]: row for row in other.swaps if row["n"] > 1 and known(row["difference"])}
+    rows = [row for row in section.swaps if row["arm"] in there and known(row["difference"])]
+    others = [there[row["arm"]] | {"ends": other.curve_ends} for row in rows]
     if len(rows) < 3:
         return None
-    signs = [(sign_of(row), sign_of(other)) for row, other in zip(rows, others, strict=True)]
-    decided = [own * (other or 0) for own, other in signs if own]
-    added = sum(bool(other) and not own for own, other in signs)
-    heads = [short(s.cost(s.plan["base"], "parameters")) for s in sections]
+    decided = []  # 1: the other base agrees, -1: it contradicts, 0: it is undecided
+    added = 0
+    for row, beside in zip(rows, others, strict=True):
+        own_sign = sign_of(row)
+        other_sign = sign_of(beside) or 0
+        if own_sign:
+            decided.append(own_sign * other_sign)
+        elif other_sign:
+            added += 1
+    heads = [short(s.cost(s.plan["base"], "parameters")) for s in (section, other)]
     for kind, key in (("base_values", "optimizer"), ("data", "dataset")):
-        words = [s.plan[kind][key] for s in sections]
-        heads = [NAMES.get(word, word) for word in words] if len(set(words)) > 1 else heads
+        words = [section.plan[kind][key], other.plan[kind][key]]
+        if words[0] != words[1]:
+            heads = [NAMES.get(word, word) for word in words]
     title = (
         f"Of {len(decided)} decisions of {heads[0]}, {heads[1]} agrees with {decided.count(1)}\n"
         f"and contradicts {decided.count(-1)}. It adds {added} of its own.\n"
     )
-    title += rank_correlation(*([row["difference"] for row in side] for side in (rows, others)))
-    return worths_beside(rows, others, "worth", heads, sections[0].curve_ends, title)
+    title += rank_correlation(
+        [row["difference"] for row in rows], [row["difference"] for row in others]
+    )
+    return worths_beside(rows, others, "worth", heads, section.curve_ends, title)
 
 
 def on_test_split(rows):

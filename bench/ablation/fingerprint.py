@@ -3,8 +3,8 @@ The fingerprint of an arm: what its code computes, in numbers. identity.py compa
 
     python -m bench.ablation.fingerprint bench/results/answer/gpt2 ...   # do the rows still hold?
 
-says of each arm of some sweeps whether its code computes what it did when its runs were measured;
-with --form also in the form of its runs, which takes half a minute each where they are compiled.
+prints for each arm of some sweeps whether its code still computes what it computed when its runs
+were measured; --form checks the form of the runs, too: half a minute for each compiled arm.
 
 train.py's own code runs on a synthetic text of the arm's vocabulary: eight steps of the arm's
 model, with a schedule that is shortened to them, with dropout, and with gradients that are clipped;
@@ -39,7 +39,7 @@ STEPS = 8
 BATCH = 2  # samples in a micro-batch, and the most micro-batches in a step
 SEEDS = {"seed": 1, "data_seed": 2}
 FORM = {"device": "cpu", "dtype": "float32", "compile": False}
-# Keys of the eight steps. All others, with those of the model, are the arm's own.
+# Keys of the eight steps. The arm sets all other keys.
 SHORT = {
     "max_iters": STEPS,
     "warmup_iters": 2,
@@ -48,8 +48,10 @@ SHORT = {
     "dropout": 0.1,
     "grad_clip": 0.1,
 }
-SCORED, ALL = 8.0, 12.5  # samples of the validation split: those that are scored, and all of them
-PROMPT, ANSWER = 5, 3  # tokens of a synthetic pair
+ALL = 12.5  # samples of the validation split
+SCORED = 8.0  # of them are scored
+PROMPT = 5  # tokens of the prompt of a synthetic pair
+ANSWER = 3  # tokens of its answer
 
 
 # ---------------------------------------------------------------- the synthetic text
@@ -82,7 +84,9 @@ def write_text(folder, vocab_size, block_size, kind):
         "splits": splits,
     }
     write_meta(folder, meta, CharTokenizer("".join(map(chr, codes[:vocab_size]))))
-    return sizes["train"] // sample if kind == "pairs" else (sizes["train"] - 1) // block_size
+    if kind == "pairs":
+        return sizes["train"] // sample
+    return (sizes["train"] - 1) // block_size  # the last target is one token further
 
 
 @contextlib.contextmanager
@@ -102,7 +106,7 @@ def synthetic_text(values, kind):
 
 @contextlib.contextmanager
 def one_thread():
-    """Compute on one thread, so that sums have one order, and print nothing."""
+    """Compute on one thread, so that sums have one order, and hide what is printed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -173,17 +177,22 @@ def take_steps(run):
 
     for optimizer in run.optimizers:
         optimizer.register_step_pre_hook(note)
-    steps = [train.train_step(run) for _ in range(STEPS)]
-    of_steps = np.reshape(clipped, (STEPS, len(run.optimizers)))
+    losses = []
+    gradient_norms = []
+    for _ in range(STEPS):
+        loss, norm = train.train_step(run)
+        losses.append(float(loss))
+        gradient_norms.append(float(norm))
+    of_steps = np.reshape(clipped, (STEPS, len(run.optimizers))).sum(1)
     return {
-        "loss": rounded(float(loss) for loss, _ in steps),
-        "gradient norm": rounded(float(norm) for _, norm in steps),
-        "clipped gradient norm": rounded(math.sqrt(square) for square in of_steps.sum(1)),
+        "loss": rounded(losses),
+        "gradient norm": rounded(gradient_norms),
+        "clipped gradient norm": rounded(math.sqrt(square) for square in of_steps),
     }
 
 
 def norms(run):
-    """{parameter: [its 2-norm, and those of the moments that its optimizer keeps]}."""
+    """{parameter: [its 2-norm, and the 2-norms of the moments that its optimizer keeps]}."""
     found = {}
     for name, p in run.model.named_parameters():
         tensors = [p.detach()]
@@ -195,7 +204,7 @@ def norms(run):
 
 
 def evaluate(run):
-    """The losses of an evaluation, and a digest of what the model was given to score."""
+    """The losses of an evaluation, and a digest of the tokens that the model scored."""
     seen = hashlib.sha256()
 
     def note(module, inputs):
@@ -205,27 +214,25 @@ def evaluate(run):
     hook = run.model.register_forward_pre_hook(note)
     row = train.score(run)
     hook.remove()
-    losses = {
-        "train_loss": row["train_loss"],
-        "val_loss": row["val_loss"],
-        "val_loss_tune": row["val_loss_tune"],
-        "val_loss_report": row["val_loss_report"],
-    }
-    return {
-        "evaluation": dict(zip(losses, rounded(losses.values()), strict=True)),
-        "scored": seen.hexdigest()[:16],
-    }
+    losses = {}
+    for name in ("train_loss", "val_loss", "val_loss_tune", "val_loss_report"):
+        (losses[name],) = rounded([row[name]])
+    return {"evaluation": losses, "scored": seen.hexdigest()[:16]}
 
 
 def planned(values, kind):
-    """The learning rates of all steps of a run, and digests of the samples of some of them: the
-    first, the middle and the last one, and the one in which an epoch ends."""
+    """The learning rates of all steps of a run, and digests of the samples of four steps: the
+    first, the middle, the last, and the one in which an epoch ends."""
     with synthetic_text(values, kind) as (values, samples), one_thread():
         run = make_run(values)
         steps = run.config.max_iters
         rates = [learning_rate(step, run.config) for step in range(steps)]
-        named = {"first": 0, "middle": steps // 2, "last": steps - 1}
-        named["end of an epoch"] = samples // run.step_samples
+        named = {
+            "first": 0,
+            "middle": steps // 2,
+            "last": steps - 1,
+            "end of an epoch": samples // run.step_samples,
+        }
         order = {}
         for name, step in named.items():
             seen = hashlib.sha256()
@@ -254,7 +261,7 @@ def rounded(numbers):
 
 
 def check(line, with_form):
-    """How the code of a stored fingerprint differs from today's, [] if it computes the same. Adds
+    """[text] of the quantities that today's code computes otherwise than a stored fingerprint. Adds
     the numbers of the form of its runs, if these are asked for and not stored yet."""
     changed = identity.differences(line["numbers"], compute(line["values"], line["kind"]))
     if with_form and has_form(line["values"]):
@@ -274,8 +281,10 @@ def main(argv):
             raise UserError("no fingerprints here", Path(folder) / identity.NAME, fix)
         for line in lines:
             changed = check(line, "--form" in argv)
-            stale += bool(changed)
-            print(f"{folder}: {line['arm']}: {'; '.join(changed) or 'fresh'}", flush=True)
+            if changed:
+                stale += 1
+            outcome = "; ".join(changed) or "fresh"
+            print(f"{folder}: {line['arm']}: {outcome}", flush=True)
         if "--form" in argv:
             identity.store(folder, lines)
     return int(stale > 0)

@@ -1,5 +1,5 @@
 """
-The identity of a row: what its arm computes, and not how the code is written.
+The identity of a row: the numbers that its arm computes, however the code is written.
 
 A row is valid for its configuration, its data, torch's version, and the fingerprint of its arm, the
 numbers that fingerprint.py computes. OUT/fingerprints.jsonl stores a fingerprint for each arm, with
@@ -53,8 +53,8 @@ def digest(content):
 
 
 def configuration(values, vocab_size=None):
-    """What a result depends on besides code, data, seeds and machine: the resolved keys of a run. A
-    key that is off by default counts as little as a key that does not exist yet."""
+    """The resolved keys of a run, which its result depends on besides code, data, seeds, machine.
+    A key that is off by default is left out, like a key that does not exist yet."""
     if vocab_size is not None:
         values = {"vocab_size": vocab_size} | values
     resolved = asdict(build(TrainConfig, values)) | asdict(configure(values, as_variant=True))
@@ -78,17 +78,17 @@ def differences(old, new, tolerance=TOLERANCE):
         after = flat(new.get(quantity, {}))
         if quantity == "norms":
             noise = rounding(old["norms"]) | rounding(new["norms"])
-            before = {
-                place: x for place, x in before.items() if place.partition(",")[0] not in noise
-            }
-            after = {place: x for place, x in after.items() if place.partition(",")[0] not in noise}
-        worst, place = 0.0, None
-        for name, a, b in pairs(before, after):
+            before = without(before, noise)
+            after = without(after, noise)
+        worst = 0.0
+        text = ""
+        for place, a, b in pairs(before, after):
             off = distance(a, b, relative=quantity not in LOSSES)
             if off > worst:
-                worst, place = off, f"{quantity} {name} {a} -> {b}"
+                worst = off
+                text = f"{quantity} {place} {a} -> {b}"
         if worst > tolerance:
-            found.append(" ".join(place.split()))
+            found.append(" ".join(text.split()))
     return found
 
 
@@ -106,11 +106,18 @@ def flat(quantity):
     return places
 
 
+def without(places, names):
+    """The numbers at some places, without the places of these parameters."""
+    return {place: x for place, x in places.items() if place.partition(",")[0] not in names}
+
+
 def rounding(norms):
     """The names of the parameters whose gradients are rounding errors: their first moments are tiny
     beside the largest one."""
-    firsts = {name: values[1] for name, values in norms.items() if len(values) > 1}
-    firsts = {name: first for name, first in firsts.items() if not isinstance(first, str)}
+    firsts = {}
+    for name, values in norms.items():
+        if len(values) > 1 and not isinstance(values[1], str):
+            firsts[name] = values[1]
     return {name for name, first in firsts.items() if first < NOISE * max(firsts.values())}
 
 
@@ -137,7 +144,7 @@ def distance(a, b, relative):
     return abs(a - b) / scale if a != b else 0.0
 
 
-# ---------------------------------------------------------------- those of a sweep
+# ---------------------------------------------------------------- the fingerprints of a sweep
 
 
 def stored(folder):
@@ -173,24 +180,28 @@ def line_of(arm, values, kind, numbers):
 
 
 def recognise(known, new):
-    """(the line whose id an arm takes, how its code differs from a stored one): the stored line of
-    this configuration that agrees with the new one, its own before another arm's, or the new one
-    itself. known: what by_configuration returns."""
+    """(the line of an arm, [text] of the quantities that changed). The line is the stored one of
+    this configuration that agrees with the new one, the arm's own before another arm's; or the new
+    one. known: by_configuration of the stored lines."""
     lines = known.get(digest([configuration(new["values"]), new["kind"]]), [])
     changed = []
     for line in sorted(lines, key=lambda line: line["arm"] != new["arm"]):
         changed = differences(line["numbers"], new["numbers"])
         if not changed:
-            return (line if line["arm"] == new["arm"] else new | {"id": line["id"]}), []
+            if line["arm"] == new["arm"]:
+                return line, []
+            return new | {"id": line["id"]}, []
     return new, changed
 
 
 def same_ids(lines, others):
     """{(arm, id of a line): id of the line among the others that agrees with it}, of two sweeps
     that were started apart."""
-    known, found = by_configuration(others), {}
+    known = by_configuration(others)
+    found = {}
     for line in lines:
-        found[line["arm"], line["id"]] = recognise(known, line)[0]["id"]
+        recognised, _ = recognise(known, line)
+        found[line["arm"], line["id"]] = recognised["id"]
     return found
 
 

@@ -1,5 +1,5 @@
-"""What is measured on a trained model: a sample, the losses with more context than in training or
-with less, and the loss on the test split."""
+"""Measure a trained model: a sample, the losses with the training context and longer ones, and the
+loss on the test split."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ SAMPLED = 200  # tokens of the sample
 
 @torch.no_grad()
 def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
-    """{"1": entry, "2": ...} of the losses with so many times the training context T before the
+    """{"1": entry, "2": ...} of the losses with 1, 2, ... times the training context T before the
     targets, as `interval` gives them, or {"why"} where the model or the text does not allow it. The
     targets are the same for all: T/4 tokens (fewer of a short text) at the end of each of several
     windows, which are spread over tokens (N,). An entry's "window" is the loss with the last T
@@ -34,7 +34,8 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
     T = model.config.block_size
     longest = max((n for n in times if n * T < len(tokens)), default=1)
     count = max(4, min(64, most // (longest * T)))
-    targets, stride = max(1, min(T // 4, len(tokens) - 1 - T)), max(1, T // 16)
+    targets = max(1, min(T // 4, len(tokens) - 1 - T))
+    stride = max(1, T // 16)
     first = min(max(longest * T, T + targets), len(tokens) - 1)
     ends = np.unique(np.linspace(first, len(tokens) - 1, count).astype(int))  # of the last targets
 
@@ -60,7 +61,8 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
 def interval(losses):
     """{"loss", "low", "high"}: the mean loss of some windows [n] in nats per token, and its 95 % t
     interval."""
-    low = high = None
+    low = None
+    high = None
     if len(losses) > 1:
         low, high = map(float, stats.ttest_1samp(losses, 0).confidence_interval())
     return {"loss": float(losses.mean()), "low": low, "high": high}
@@ -73,7 +75,8 @@ def losses_at_ends(model, tokens, ends, context, targets, runtime):
     for end in ends:
         window = np.asarray(tokens[end - context : end + 1]).astype(np.int64)  # (context + 1,)
         window = torch.from_numpy(window).to(runtime.device)[None]
-        x, y = window[:, :-1], window[:, 1:].clone()
+        x = window[:, :-1]
+        y = window[:, 1:].clone()
         y[:, :-targets] = -1
         with runtime.autocast():
             losses.append(model(x, y)[1].item())
@@ -103,7 +106,7 @@ def measure_trained(job, device=None):
     text = tokenizer.decode_bytes(tokens).decode("utf-8", "replace")
     measured["sample"] = job.prompt + text
 
-    # The loss with other contexts, and on the test split, of which nothing was chosen.
+    # The loss with other contexts, and on the test split, which chose no learning rate.
     if job.kind != "text":  # one text alone can be read in a longer context
         return measured
     folder = Path(job.values.get("data_dir", "data")) / job.values["dataset"]

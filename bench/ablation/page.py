@@ -20,12 +20,12 @@ BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 HERE = ""  # the column of a shelf itself, beside those of config/answer/page.py
 
 
-# ---------------------------------------------------------------- what a part is worth
+# ---------------------------------------------------------------- the estimates of a part
 
 
 @dataclass
 class Estimate:
-    """What one sweep says of a part, which an arm puts into the base or takes out of it."""
+    """The result of one sweep for a part, which an arm puts into the base or takes out of it."""
 
     part: str
     base: str
@@ -41,15 +41,18 @@ class Estimate:
         return -sign if sign and self.taken_out else sign
 
     def ratio(self, key, of_part=True):
-        """A cost with the part, times that without it, or that of the arm, times that of the base;
-        nan if unknown."""
-        arm, base = (self.section.cost(self.row[of], key) for of in ("arm", "against"))
+        """The cost with the part over the cost without it, or else the cost of the arm over the
+        cost of the base; nan if unknown."""
+        arm = self.section.cost(self.row["arm"], key)
+        base = self.section.cost(self.row["against"], key)
         return base / arm if self.taken_out and of_part else arm / base
 
     def worth(self):
         """(worth × tokens, low, high) within the curve of the base; None if it is not known."""
-        worth = [self.row[key] for key in ("worth", "worth_low", "worth_high")]
-        return np.clip(worth, *self.section.curve_ends).tolist() if not np.isnan(worth[0]) else None
+        worth = [self.row["worth"], self.row["worth_low"], self.row["worth_high"]]
+        if np.isnan(worth[0]):
+            return None
+        return np.clip(worth, *self.section.curve_ends).tolist()
 
     def training(self):
         """[("base" or "part", [(step, mean loss)])] during training."""
@@ -64,7 +67,8 @@ class Estimate:
 
     def rates(self):
         """[("base" or "part", [(log2 of the rate, mean loss)])] of the runs that chose rates."""
-        tuned, lines = self.section.tuned, []
+        tuned = self.section.tuned
+        lines = []
         for arm in [*filter(self.section.is_replicate, self.section.arms), self.row["arm"]]:
             means = tuned[tuned["arm"] == arm].groupby("rate")["val_loss_tune"].mean()
             kind = "part" if arm == self.row["arm"] else "base"
@@ -106,27 +110,34 @@ class Part:
 
 
 def word_of(signs):
-    """The word for {base: sign}, of the bases in which a part was measured."""
-    helped, hurt, same = ([BASES[base] for base in signs if signs[base] == k] for k in (1, -1, 0))
+    """The verdict on a part, as words. signs: {base: sign} of the bases that measured it."""
+    helped = [BASES[base] for base, sign in signs.items() if sign == 1]
+    hurt = [BASES[base] for base, sign in signs.items() if sign == -1]
+    same = [BASES[base] for base, sign in signs.items() if sign == 0]
     other = f", not {same[0]}" if same else ""
     if helped and hurt:
         return f"helps {helped[0]}, hurts {hurt[0]}"
-    for verb, bases in (("helps", helped), ("hurts", hurt)):
-        if bases:
-            return f"{verb} in both" if len(bases) > 1 else f"{verb} {bases[0]}{other}"
-    if not same:
-        return "undecided"
-    return f"no difference in {same[0]}" if len(same) == 1 else "no difference"
+    if helped:
+        return "helps in both" if len(helped) > 1 else f"helps {helped[0]}{other}"
+    if hurt:
+        return "hurts in both" if len(hurt) > 1 else f"hurts {hurt[0]}{other}"
+    if len(same) > 1:
+        return "no difference"
+    return f"no difference in {same[0]}" if same else "undecided"
 
 
 def beside(says, signs):
-    """How what others published, a verdict or None, stands beside ours, {base: sign}. Directions
+    """A published verdict (or None) beside ours, as words. signs: {base: sign} of ours. Directions
     are compared, not sizes."""
-    if says is None or not signs:
-        return "cannot be tested here" if says is None else tables.DASH
+    if says is None:
+        return "cannot be tested here"
+    if not signs:
+        return tables.DASH
     theirs = tables.SIGNS[says]
     words = {None: "undecided", 1: "better", -1: "worse", 0: "not seen"}
-    words |= {-theirs: "opposite", theirs: "seen"} if theirs else {0: "seen"}
+    if theirs:
+        words[-theirs] = "opposite"
+    words[theirs] = "seen"
     if len(set(signs.values())) > 1:
         return ", ".join(f"{words[sign]} in {BASES[base]}" for base, sign in signs.items())
     (sign,) = set(signs.values())
@@ -140,40 +151,55 @@ class Page:
     """The content of the page, for the templates. sections: {folder below the answer: Section}."""
 
     def __init__(self, config, sections):
-        self.config, self.sweeps = config, {}  # (base, column) -> Section
+        self.config = config
+        self.sweeps = {}  # (base, column) -> Section
         for base, folder in config["shelves"].items():
             for column, name in {HERE: "", **config["columns"]}.items():
-                if section := sections.get(f"{folder}/{name}".rstrip("/")):
+                section = sections.get(f"{folder}/{name}".rstrip("/"))
+                if section:
                     self.sweeps[base, column] = self.named(section, base)
-        screening = {key: s.facts.screening for key, s in self.sweeps.items()}
-        self.shelves = {key: s for key, s in self.sweeps.items() if not screening[key]}
-        steps = {step: sections.get(folder) for folder, step in config["recipe"].items()}
-        self.recipe = {step: self.named(found, "llama") for step, found in steps.items() if found}
+        self.recipe = {}  # step -> Section
+        for folder, step in config["recipe"].items():
+            if folder in sections:
+                self.recipe[step] = self.named(sections[folder], "llama")
+
+        self.shelves = {}  # (base, column) -> Section, without screenings
+        self.here = {}  # base -> Section of the shelf itself
+        for (base, column), section in self.sweeps.items():
+            if not section.facts.screening:
+                self.shelves[base, column] = section
+                if column == HERE:
+                    self.here[base] = section
         judged = [(section.verdicts, section.facts) for section in self.shelves.values()]
-        for (table, _), agree in zip(judged, verdicts.badges(judged), strict=True):
-            table["badge"] = agree
-        self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
-        by_arm = {key: {row["arm"]: row for row in s.swaps} for key, s in self.shelves.items()}
-        self.parts = [self.part(name, by_arm, **facts) for name, facts in config["parts"].items()]
+        badges = verdicts.badges(judged)
+        rows = {}  # (base, column) -> {arm: its verdict}
+        for badge, (key, section) in zip(badges, self.shelves.items(), strict=True):
+            section.verdicts["badge"] = badge
+            rows[key] = {row["arm"]: row for row in section.swaps}
+        self.parts = [self.part(name, rows, **facts) for name, facts in config["parts"].items()]
         self.measured = [part for part in self.parts if part.first()]
 
     def named(self, section, base):
         """The section with the names that this page gives the parts."""
         names = {}
         for part, facts in self.config["parts"].items():
-            into, out_of = (facts.get(way, {}).get(base) for way in ("into", "out_of"))
-            names |= {into: part, out_of: f"{part} taken out"}
-        arms, own = section.verdicts["arm"], section.verdicts["name"]
-        return replace(section, verdicts=section.verdicts.assign(name=arms.map(names).fillna(own)))
+            names[facts.get("into", {}).get(base)] = part
+            names[facts.get("out_of", {}).get(base)] = f"{part} taken out"
+        table = section.verdicts
+        given = table["arm"].map(names).fillna(table["name"])
+        return replace(section, verdicts=table.assign(name=given))
 
-    def part(self, name, by_arm, swap, claims, into=None, out_of=None):
-        """The Part of an entry of the config. by_arm: {shelf: {arm: its verdict}}."""
-        part = Part(name, swap, [], {})
-        for (base, column), section in self.shelves.items():
-            for out, arms in ((False, into or {}), (True, out_of or {})):
-                if row := by_arm[base, column].get(arms.get(base)):
-                    part.estimates[base, column] = Estimate(name, base, column, section, row, out)
-        part.published = [(text, beside(says, part.signs), *rest) for text, says, *rest in claims]
+    def part(self, name, rows, swap, claims, into=None, out_of=None):
+        """The Part of an entry of the config. rows: {(base, column): {arm: its verdict}}."""
+        part = Part(name, swap, published=[], estimates={})
+        for key, section in self.shelves.items():
+            base, column = key
+            for taken_out, arms in ((False, into or {}), (True, out_of or {})):
+                row = rows[key].get(arms.get(base))
+                if row:
+                    part.estimates[key] = Estimate(name, base, column, section, row, taken_out)
+        for text, says, source, address in claims:
+            part.published.append((text, beside(says, part.signs), source, address))
         return part
 
     def arms(self, base, names):
@@ -201,16 +227,21 @@ class Page:
         ours = [part.first() for part in self.measured if part.name in self.config["multiples"]]
         if len(ours) < 3:
             return None
-        theirs = [self.config["multiples"][found.part] for found in ours]
-        theirs = [1 / k if found.taken_out else k for found, k in zip(ours, theirs, strict=True)]
-        others = [dict.fromkeys(("worth", "worth_low", "worth_high"), k) for k in theirs]
+        theirs = []
+        others = []
+        for found in ours:
+            k = self.config["multiples"][found.part]
+            if found.taken_out:
+                k = 1 / k
+            theirs.append(k)
+            others.append({"worth": k, "worth_low": k, "worth_high": k})
         rows = [found.row for found in ours]
         title = figures.rank_correlation([row["worth"] for row in rows], theirs)
-        heads, ends = ("ours", "published"), ours[0].section.curve_ends
-        return figures.worths_beside(rows, others, "worth", heads, ends, title)
+        ends = ours[0].section.curve_ends
+        return figures.worths_beside(rows, others, "worth", ("ours", "published"), ends, title)
 
     def has_answer(self):
-        """Whether a part is measured, the bases beat the counts and all planned runs ended."""
+        """Whether a part is measured, the bases beat the n-grams and all planned runs ended."""
         early = any(s.facts.marked or s.missing() for s in self.here.values())
         return bool(self.measured) and not early
 
@@ -219,28 +250,39 @@ class Page:
 
 
 def pictures_of(page):
-    """{file name: Figure} of the page, without those that have nothing to show."""
-    config, here, made = page.config, page.here, {}
+    """{file name: Figure} of the page; figures without data are left out."""
+    config = page.config
+    here = page.here
+    made = {}
     base, name = config["example"]
     for arm in page.arms(base, [name]):
         made["example"] = figures.example(here[base], arm)
     for key, draw, base in (("swaps", figures.forest, "gpt2"), ("worths", figures.worths, "llama")):
         if base in here:
-            for end, test in (("", "!="), ("-undecided", "==")):
-                shown = here[base].verdicts.query(f"verdict {test} 'undecided'")
-                made[key + end] = draw(here[base], shown.to_dict("records"))
-    if gpt2 := here.get("gpt2"):
+            rows = here[base].verdicts.to_dict("records")
+            decided = [row for row in rows if row["verdict"] != "undecided"]
+            undecided = [row for row in rows if row["verdict"] == "undecided"]
+            made[key] = draw(here[base], decided)
+            made[f"{key}-undecided"] = draw(here[base], undecided)
+    if "gpt2" in here:
+        gpt2 = here["gpt2"]
         arms = [*page.arms("gpt2", config["rates"]), *filter(gpt2.is_replicate, gpt2.arms)]
         made["rates"] = figures.learning_rates(gpt2, arms)
     for base, section in here.items():  # the figure of the last base that has one
         arms = [section.plan["base"], *page.arms(base, config["contexts"])]
         made["contexts"] = figures.extrapolation(section, arms) or made.get("contexts")
         for column, other in config["beside"].items():
-            if all(pair := [page.sweeps.get((base, one)) for one in (other, column)]):
-                made[column] = figures.agreement(*pair) or made.get(column)
+            beside = page.sweeps.get((base, other))
+            section = page.sweeps.get((base, column))
+            if beside and section:
+                made[column] = figures.agreement(beside, section) or made.get(column)
     made["published"] = page.beside_published()
-    found = [part.at(base) for base in here for part in page.measured if part.at(base)]
-    rows = [one.row | {"name": f"{one.row['name']}, {BASES[one.base]}"} for one in found]
+    rows = []
+    for base in here:
+        for part in page.measured:
+            if part.at(base):
+                row = part.at(base).row
+                rows.append(row | {"name": f"{row['name']}, {BASES[base]}"})
     made["tests"] = figures.on_test_split(rows)
     return {key: figure for key, figure in made.items() if figure}
 
@@ -248,8 +290,10 @@ def pictures_of(page):
 def write(config, folders, out):
     """Write the page of the sweeps in some folders, and the report of each, into the folder `out`.
     Returns the path of the page."""
-    # Each folder by itself: the seeds of a confirmation are not those of the shelf that chose it.
-    sections = [section for folder in folders for section in report.judge([folder])]
+    # Each folder by itself: a confirmation has other seeds than the shelf that chose its part.
+    sections = []
+    for folder in folders:
+        sections += report.judge([folder])
     page = Page(config, {os.path.relpath(s.folders[0], out): s for s in sections})
     with matplotlib.rc_context(figures.STYLE):
         pictures = pictures_of(page)

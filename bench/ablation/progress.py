@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench.ablation import looks, power
+from bench.ablation import looks
 from training.run_folder import duration
 
 WIDTH = 80  # columns
@@ -45,9 +45,9 @@ def doing(what):
 def print_plan(sweep, jobs):
     """Print the arms, the runs that are left, their time, and what each look can show."""
     Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
-    first_look = " to the first look" if len(sweep.looks) > 1 else ""
+    has_looks = len(sweep.looks) > 1
     if not jobs:
-        say(f"nothing left to run{first_look and ' before the first look'}")
+        say("nothing left to run before the first look" if has_looks else "nothing left to run")
         return
     counts = Counter(job.purpose for job in jobs)
     texts = [f"{counts[purpose]} {text}" for purpose, text in PURPOSES.items() if counts[purpose]]
@@ -56,7 +56,9 @@ def print_plan(sweep, jobs):
     if sweep.predicted:
         seconds = sum(sweep.predicted[job.arm] for job in jobs)
         time = f"about {duration(seconds / len(sweep.machine.slots))}"
-    say(f"{len(sweep.machine.slots)} at a time: {time}{first_look}")
+    if has_looks:
+        time += " to the first look"
+    say(f"{len(sweep.machine.slots)} at a time: {time}")
     for seeds in sweep.looks:
         say(what_a_look_shows(sweep, seeds))
 
@@ -71,14 +73,14 @@ def what_a_look_shows(sweep, seeds):
         df = sum(counts.values()) - len(counts)
         share = 1
     else:
-        df = seeds + control - 2 if seeds >= power.least_runs(family) else 0
+        df = seeds + control - 2 if seeds >= looks.least_runs(family) else 0
         share = looks.share_of(len(sweep.looks))
     what = f"{seeds} runs of an arm beside {control} of the base"
     if seeds < 2 or df < 1:
         return f"{what} decide nothing: give more --seeds"
-    level = power.ALPHA * share / family
-    visible = power.smallest_visible(se, df, level)
-    tie = power.smallest_tie(se, df, level)
+    level = looks.ALPHA * share / family
+    visible = looks.smallest_visible(se, df, level)
+    tie = looks.smallest_tie(se, df, level)
     noise = known_noise(sweep)
     if noise:
         shown = f"{visible * noise:.4f} nats"

@@ -27,8 +27,9 @@ from common.files import write as write_file
 
 # ---------------------------------------------------------------- the registry
 
-# What a report may show: a function of a Section, whose docstring is the caption, a title, and the
-# place. It returns a DataFrame of texts, a Figure, or None where there is nothing to show.
+# The tables and figures of a report, each as (function, title, place). The function takes a Section
+# and returns a DataFrame of texts, a Figure, or None if it has no content. Its docstring is the
+# caption.
 ITEMS = (
     (tables.missing_table, "UNFINISHED: planned runs are missing", "first"),
     (tables.verdicts_table, "Verdicts", "first"),
@@ -43,7 +44,7 @@ ITEMS = (
 
 LATEX = str.maketrans({"\u2212": "$-$", "\u2013": "--", "×": r"$\times$", "±": r"$\pm$"})
 
-# ---------------------------------------------------------------- what a report is about
+# ---------------------------------------------------------------- the sweep of a report
 
 
 @dataclass
@@ -67,7 +68,8 @@ class Section:
     @property
     def tuned(self):
         """The runs that chose learning rates."""
-        return self.runs.query("purpose == 'tune' and status == 'done' and current")
+        runs = self.runs
+        return runs[(runs["purpose"] == "tune") & (runs["status"] == "done") & runs["current"]]
 
     @property
     def curve_ends(self):
@@ -78,9 +80,13 @@ class Section:
     def ngrams(self):
         """[(name, loss)] of counting n-grams on the tokens that the base sees; [] if not known."""
         counted = self.plan["ngrams"]
+        losses = []
+        if "trigrams" in counted:
+            losses.append(("trigrams", counted["trigrams"]))
         n, loss = counted.get("best") or (3, None)
-        best = [(f"{n}-grams of this text", loss)] if n != 3 else []
-        return [("trigrams", counted["trigrams"]), *best] if "trigrams" in counted else best
+        if n != 3:
+            losses.append((f"{n}-grams of this text", loss))
+        return losses
 
     @property
     def replicate(self):
@@ -90,18 +96,19 @@ class Section:
     @property
     def swaps(self):
         """The verdicts of the arms that have run."""
-        return self.verdicts.query("kind == 'swap' and n > 0").to_dict("records")
+        table = self.verdicts
+        return table[(table["kind"] == "swap") & (table["n"] > 0)].to_dict("records")
 
     @property
     def is_tuned(self):
-        """Whether each arm is to train at a learning rate of its own."""
+        """Whether each arm has chosen its learning rate."""
         grid = self.plan.get("lr_grid")
         taken_over = self.plan["also"] and self.plan["chosen_lr"]
         return bool(taken_over) or isinstance(grid, list) and len(grid) > 1
 
     @property
     def verdict_heading(self):
-        """Names the rate of the arms, where none was to be chosen."""
+        """The heading of the column of verdicts. It names the rate if none was to be chosen."""
         tuned = self.is_tuned or self.facts.screening
         return "verdict" if tuned else "verdict at the base's rate"
 
@@ -111,18 +118,20 @@ class Section:
 
     def reported(self, arm):
         """The runs of an arm that count, by seed."""
-        counts = "current and purpose == 'report' and status == 'done' and arm == @arm"
-        return self.runs.query(counts).sort_values("seed")
+        runs = self.runs[(self.runs["arm"] == arm) & self.runs["current"]]
+        counts = (runs["purpose"] == "report") & (runs["status"] == "done")
+        return runs[counts].sort_values("seed")
 
     def command_of(self, arm):
         """The command of one reported run of an arm, however it ended."""
-        return self.runs.query("arm == @arm and purpose == 'report'")["command"].iloc[0]
+        runs = self.runs[(self.runs["arm"] == arm) & (self.runs["purpose"] == "report")]
+        return runs["command"].iloc[0]
 
     def at_shared_rate(self, row):
-        """How much an arm, at the base's rate, differs from what it is compared with: by its
-        reported runs if they have that rate, else by the runs that chose its own; nan if none."""
+        """The difference between an arm at the base's rate and the arm that it is compared with:
+        of its reported runs if they have that rate, else of its tuning runs; nan if none."""
         if "learning_rate" in self.plan["arms"].get(row["arm"], {}).get("changes", {}):
-            return math.nan  # it was searched around a rate of its own
+            return math.nan  # the arm sets another rate, and was tuned around it
         if self.plan["chosen_lr"].get(row["arm"], 1) == 1:
             return row["difference"]
         runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == 1)]
@@ -135,7 +144,7 @@ class Section:
         return float(values.iloc[0]) if len(values) else math.nan
 
     def name_of(self, arm):
-        """What figures call an arm: the page of the answer has names of its own."""
+        """The name of an arm in figures, which the page of the answer replaces."""
         return dict(self.verdicts[["arm", "name"]].to_numpy()).get(arm, arm)
 
     def is_replicate(self, arm):
@@ -221,7 +230,7 @@ def write_paper(path, content):
 
 
 def contents_of(section, paper=None):
-    """All that a report says of a sweep, for the templates."""
+    """The content of a report, for the templates."""
     done = section.runs[section.runs["current"] & (section.runs["status"] == "done")]
     samples = done[(done["sample"] != "") & (done["purpose"] == "report")].drop_duplicates("arm")
     return {
@@ -231,8 +240,10 @@ def contents_of(section, paper=None):
         "parameters": tables.number(section.cost(section.plan["base"], "parameters"), tables.short),
         "unfinished": bool(section.missing()),
         "caveats": caveats(section),
-        **{place: items_of(place, section, paper) for place in ("first", "figures", "details")},
-        "samples": dict(zip(samples["arm"], samples["sample"].str.rstrip(), strict=True)),
+        "first": items_of("first", section, paper),
+        "figures": items_of("figures", section, paper),
+        "details": items_of("details", section, paper),
+        "samples": samples.set_index("arm")["sample"].str.rstrip().to_dict(),
         "runs": done,
     }
 
@@ -261,8 +272,14 @@ def write_report(section, paper=False):
     """Write report.md and its figures into the first folder of a sweep, and its paper/. Returns the
     path of report.md."""
     out = section.folders[0]
-    judged = section.verdicts, section.facts
-    looks.record(section.folders, section.plan, section.runs, *judged, section.history)
+    looks.record(
+        section.folders,
+        section.plan,
+        section.runs,
+        section.verdicts,
+        section.facts,
+        section.history,
+    )
     section.history = looks.read(section.folders, section.plan)
     content = contents_of(section, out / "paper" if paper else None)
     for item in content["figures"]:
@@ -285,7 +302,8 @@ def terminal(sections):
     console = Console(highlight=False, width=80)
     with console.capture() as capture:
         for section in sections:
-            title, frame = section.plan["question"] or section.plan["name"], columns_of(section)
+            title = section.plan["question"] or section.plan["name"]
+            frame = columns_of(section)
             if section.missing():
                 title = f"UNFINISHED: {title}"
             console.print(title, style="bold", markup=False)
@@ -317,8 +335,9 @@ def rich_table(frame):
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for place, name in enumerate(frame):
-        wraps = place in (0, frame.shape[1] - 1)
-        words = [w for text in [name, *frame[name]] for w in (text.split() if wraps else [text])]
+        words = [name, *frame[name]]  # that are not broken
+        if place in (0, frame.shape[1] - 1):
+            words = " ".join(words).split()
         table.add_column(Text(name), min_width=max(map(len, words)), overflow="fold")
     for texts in frame.itertuples(index=False):
         table.add_row(*map(Text, texts), style=STYLES.get(texts[-1]))
@@ -329,8 +348,9 @@ def main(argv):
     print_help(argv, __doc__, [])
     folders = [argument for argument in argv if argument != "--paper"]
     if not folders or any(folder.startswith("-") for folder in folders):
-        what, where = "the folders of sweeps are missing, or there is an option", " ".join(folders)
-        raise UserError(what, where or "OUT", "type python bench/report.py OUT [OUT2 ...]")
+        what = "the folders of sweeps are missing, or there is an option"
+        where = " ".join(folders) or "OUT"
+        raise UserError(what, where, "type python bench/report.py OUT [OUT2 ...]")
     sections = judge(folders)
     page = write(sections, paper="--paper" in argv)
     print(terminal(sections), f"\n{page}", sep="\n")

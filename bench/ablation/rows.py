@@ -65,7 +65,7 @@ OF_AN_ARM = (*HASHES, "against")
 
 FIX = "move it away, and bench/ablate.py writes another one: the rows beside it are kept"
 
-# The types of what the files hold, by key.
+# The types of the values in the files, by key.
 PLAN = {
     "name": str,
     "question": str,
@@ -127,7 +127,9 @@ def complete(content, path="sweep.json"):
 def filled(content, kinds):
     """A dictionary with an empty value for each key that it lacks. Raises TypeError for a value of
     another type."""
-    empty = {key: None if isinstance(None, kind) else kind() for key, kind in kinds.items()}
+    empty = {}
+    for key, kind in kinds.items():
+        empty[key] = None if isinstance(None, kind) else kind()
     if not fits(empty | content, kinds):
         raise TypeError
     return empty | content
@@ -139,21 +141,26 @@ def fits(content, kinds):
 
 
 def replicates(plan):
-    """The second copies of the base: their rates are chosen as those of arms are."""
+    """The second copies of the base, which choose a learning rate as arms do."""
     return [a for a, facts in plan["arms"].items() if facts["replicate"] and a != plan["base"]]
 
 
 def control_group(plan):
-    """What arms are compared with: the base, and its replicates that have the base's rate."""
-    base, rates = plan["base"], plan["chosen_lr"]
+    """The arms that all others are compared with: the base, and its replicates at its rate."""
+    base = plan["base"]
+    rates = plan["chosen_lr"]
     rate = rates.get(base, 1)
     return [base, *(arm for arm in replicates(plan) if rates.get(arm, rate) == rate)]
 
 
 def judged_arms(plan):
     """The arms that get a verdict: no base, replicate or curve."""
-    copies, arms = [plan["base"], *replicates(plan)], plan["arms"].items()
-    return [a for a, f in arms if not (f["curve"] or a in copies)]
+    copies = [plan["base"], *replicates(plan)]
+    arms = []
+    for arm, facts in plan["arms"].items():
+        if not facts["curve"] and arm not in copies:
+            arms.append(arm)
+    return arms
 
 
 def sweeps(folders):
@@ -174,12 +181,14 @@ def sweeps(folders):
 
 
 def ids_within(first, paths, content, path):
-    """{(arm, id of its code in another plan): the id that a first plan has for the same}, where the
-    plans agree otherwise. Sweeps that were started apart give one fingerprint two ids."""
+    """{(arm, id of its code in one plan): id of the same code in the first plan}, where the plans
+    agree otherwise. Sweeps that were started apart give one fingerprint two ids."""
     without = [with_ids(each, dict.fromkeys(codes(each), "")) for each in (first, content)]
     if codes(first) == codes(content) or not is_same(*without):
         return {}
-    others = [line for other in paths for line in identity.stored(other)]
+    others = []
+    for other in paths:
+        others += identity.stored(other)
     return identity.same_ids(identity.stored(path), others)
 
 
@@ -198,7 +207,7 @@ def with_ids(plan, ids):
 
 
 def join(first, content, ids):
-    """Add to a plan what another one of the same sweep has."""
+    """Add the arms, rates, looks and ids of a plan to another plan of the same sweep."""
     first["ids"] = first.get("ids", {}) | ids
     first["arms"] = first["arms"] | content["arms"]
     first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
@@ -207,12 +216,14 @@ def join(first, content, ids):
 
 def is_same(plan, other):
     """Whether the runs of two plans belong to one sweep."""
-    arms, others = plan["arms"], other["arms"]
-    return all(plan.get(key) == other.get(key) for key in SHARED) and all(
-        arms[arm].get(key) == others[arm].get(key)
-        for arm in arms.keys() & others.keys()
-        for key in OF_AN_ARM
-    )
+    if any(plan.get(key) != other.get(key) for key in SHARED):
+        return False
+    for arm in plan["arms"].keys() & other["arms"].keys():
+        facts = plan["arms"][arm]
+        other_facts = other["arms"][arm]
+        if any(facts.get(key) != other_facts.get(key) for key in OF_AN_ARM):
+            return False
+    return True
 
 
 # ---------------------------------------------------------------- runs
@@ -251,19 +262,22 @@ def control_losses(runs):
 
 
 def machines_apart(runs):
-    """The machines whose runs are not joined with those of the first of control_losses: they have
-    fewer than two runs of the control group, or these differ by Welch's test at 5 %."""
-    losses, apart = control_losses(runs), []
-    for machine in [*losses][1:]:
-        groups = losses[[*losses][0]], losses[machine]
-        few = min(map(len, groups)) < 2
-        if few or stats.ttest_ind(*groups, equal_var=False).pvalue < 0.05:
+    """The machines whose runs are not joined with the runs of the first one of control_losses: they
+    have fewer than two runs of the control group, or these differ by Welch's test at 5 %."""
+    losses = control_losses(runs)
+    machines = list(losses)
+    apart = []
+    for machine in machines[1:]:
+        first = losses[machines[0]]
+        other = losses[machine]
+        few = min(len(first), len(other)) < 2
+        if few or stats.ttest_ind(first, other, equal_var=False).pvalue < 0.05:
             apart.append(machine)
     return apart
 
 
 def is_row(line):
-    """Whether a line of rows.jsonl says of a run what it must."""
+    """Whether a line of rows.jsonl has the keys that a row of `load` needs."""
     known = line.get("purpose") in PURPOSES and line.get("status") in STATUSES and fits(line, ROW)
     return known and (line["status"] != "done" or None not in map(line.get, LOSSES.values()))
 
@@ -271,7 +285,8 @@ def is_row(line):
 def row_of(line, plan):
     """The row of `load` of a line of rows.jsonl. A loss that is not finite has diverged."""
     losses = {column: number(line.get(key)) for column, key in LOSSES.items()}
-    status, arm = line["status"], line["arm"]
+    arm = line["arm"]
+    status = line["status"]
     if status == "done" and not math.isfinite(losses["val_loss_report"]):
         status = "diverged"
     facts = plan["arms"].get(arm, {})
@@ -320,8 +335,10 @@ def costs(folders):
     """The DataFrame of costs.jsonl of the plan's code: sweep, machine, arm, COSTS; a row for each
     machine and arm, the machine that timed most arms first. Times that were measured beside other
     work are NaN."""
-    known = sweeps([folders] if isinstance(folders, str | Path) else folders)
-    tables = [table_of_costs(read_all(p, "costs.jsonl", is_cost, plan), plan) for plan, p in known]
+    tables = []
+    for content, paths in sweeps([folders] if isinstance(folders, str | Path) else folders):
+        prices = read_all(paths, "costs.jsonl", is_cost, content)
+        tables.append(table_of_costs(prices, content))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -346,7 +363,7 @@ def threads_text(threads):
 
 
 def is_cost(line):
-    """Whether a line of costs.jsonl names an arm and says what it costs."""
+    """Whether a line of costs.jsonl has an arm and its costs."""
     return fits(line, COST)
 
 
@@ -362,13 +379,16 @@ def cost_of(line, is_base):
     costs = {"machine": machine, "arm": line["arm"]}
     for column, (key, *inner) in PRICES.items():
         value = line.get(key)
-        costs[column] = number((value or {}).get(*inner) if inner else value)
+        if inner:
+            value = (value or {}).get(inner[0])
+        costs[column] = number(value)
     return costs
 
 
 def read_all(folders, name, valid, plan):
     """The lines of the files of this name in a plan's folders that are `valid`, with its ids."""
-    lines, ids = [], plan.get("ids", {})
+    lines = []
+    ids = plan.get("ids", {})
     for folder in folders:
         for line in read_rows(folder / name, valid):
             code = line.get("code_hash")

@@ -61,7 +61,7 @@ class Job:
     limit: float | None = None  # seconds; None: no limit
     threads: int = 1
     trainer: str = TRAINER
-    number: int = 0  # of the run among those of its arm, from 0
+    number: int = 0  # of the run within its arm, from 0
 
     @property
     def name(self):
@@ -153,7 +153,7 @@ def is_finished(job):
 
 
 def drop_checkpoints(job):
-    """Remove a run's checkpoints; those of an arm's first reported run stay, to sample from."""
+    """Remove a run's checkpoints. An arm's first reported run keeps them, to sample from."""
     if job.purpose != "report" or job.number:
         for name in ("ckpt", "latest", "best"):
             files.remove(Path(job.out_dir) / name)
@@ -203,14 +203,17 @@ def row_of(job, reason, seconds, device=None):
 def with_halves(loss, row):
     """[loss, loss of the first half of the text, of the second], from the row of an evaluation;
     where it has no halves, the loss stands for them."""
-    return [loss, *(row.get(half, row.get(former, loss)) for half, former in HALVES.items())]
+    losses = [loss]
+    for half, former in HALVES.items():
+        losses.append(row.get(half, row.get(former, loss)))
+    return losses
 
 
 def final_losses(rows, kind="text"):
     """The losses of a row of rows.jsonl, from the rows of a run's evaluations. A text too short to
-    be halved counts as both halves. Bits per byte say nothing about the answers of pairs; of these
-    the row holds the shares that are wrong. Where the last evaluation alone scored the whole split,
-    the others, and the best one, are of the same part of it."""
+    be halved counts as both halves. Pairs have no bits per byte, but shares of wrong answers and of
+    wrong tokens. Where the last evaluation alone scored the whole split, the curve and the best
+    loss are of the part that every evaluation scored."""
     last_row = rows[-1]
     wrong = {}
     whole = last_row.get("whole_val_loss")

@@ -1,4 +1,4 @@
-"""Which runs a sweep has, and their order: those that choose each arm's learning rate, the base at
+"""The runs of a sweep, and their order: the runs that choose each arm's learning rate, the base at
 several numbers of tokens, the runs to report seed by seed over all arms, then more seeds for
 undecided arms."""
 
@@ -58,19 +58,24 @@ def tuning_jobs(sweep, names=None):
     are not reported, and the base's runs on the same seeds."""
     if sweep.config.lr_grid == [1]:
         return []
-    return [
-        job_of(sweep, sweep.arms[name], TUNING_SEED + number, lr, "tune")
-        for number in range(TUNE_SEEDS)
-        for name, grid in sweep.grids.items()
-        if names is None or name in names
-        for lr in grid
-    ]
+    jobs = []
+    for number in range(TUNE_SEEDS):
+        for name, grid in sweep.grids.items():
+            if names is None or name in names:
+                for lr in grid:
+                    arm = sweep.arms[name]
+                    jobs.append(job_of(sweep, arm, TUNING_SEED + number, lr, "tune"))
+    return jobs
 
 
 def curve_jobs(sweep):
     """The runs of the base at other multiples of its tokens."""
-    arms = [arm for arm in sweep.arms.values() if arm.curve]
-    return [job_of(sweep, arm, seed, 1.0, "curve") for seed in range(CURVE_SEEDS) for arm in arms]
+    jobs = []
+    for seed in range(CURVE_SEEDS):
+        for arm in sweep.arms.values():
+            if arm.curve:
+                jobs.append(job_of(sweep, arm, seed, 1.0, "curve"))
+    return jobs
 
 
 def report_jobs(sweep, first=0, end=None, names=None, most=math.inf):
@@ -145,7 +150,7 @@ def own_controls(sweep):
     controls = [row for row in ours if row["arm"] == BASE]
     if not reported or len(ours) == len(reported) or len(controls) >= CONTROLS:
         return []
-    first = int(digest(here)[:7], 16)  # other seeds than those of the plan, and on each machine
+    first = int(digest(here)[:7], 16)  # seeds that neither the plan nor another machine has
     base = sweep.arms[BASE]
     return [job_of(sweep, base, first + number, 1.0, "report") for number in range(CONTROLS)]
 
@@ -161,11 +166,12 @@ def run_more_seeds(sweep, stop, start):
         # A resumed sweep decides by the rows that were known at this look.
         planned = sweep.planned_runs(first)
         table = rows.load(sweep.out)
-        number = table.seed - sweep.config.first_seed  # of the run among those of its arm
+        number = table.seed - sweep.config.first_seed  # of the run within its arm
         known = (table.purpose != "report") | (number < table.arm.map(planned))
         undecided = verdicts.undecided(table[known], rows.plan(sweep.out))
         if undecided is not None:
-            say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")
+            names = ", ".join(undecided) or "no arm"
+            say(f"after {first} seeds, undecided: {names}")
         if not undecided:
             return True
         compared = {sweep.arms[name].against for name in undecided}
@@ -214,15 +220,20 @@ def chosen_rate(losses):
     difference, with one variance for all multiples. losses: {multiple: losses of its runs}, inf
     where a run diverged, nan where one failed. A multiple with a failed run is not chosen, and none
     but 1 while a run at 1 has failed."""
-    losses = {lr: values for lr, values in losses.items() if not any(map(math.isnan, values))}
-    means = {lr: statistics.fmean(values) for lr, values in losses.items()}
+    means = {}
+    variances = []
+    for lr, values in losses.items():
+        if any(math.isnan(value) for value in values):
+            continue
+        means[lr] = statistics.fmean(values)
+        if math.isfinite(means[lr]):
+            variances.append(statistics.variance(values))
     best = min(means, key=lambda lr: (means[lr], lr), default=1.0)
-    if not math.isfinite(means.get(best, math.inf)):
+    if 1 not in means or not math.isfinite(means[best]):
         return 1.0
-    finite = [values for lr, values in losses.items() if math.isfinite(means[lr])]
-    variance = statistics.fmean(map(statistics.variance, finite))
-    error = math.sqrt(2 * variance / len(losses[best]))  # all multiples have as many runs
-    return best if means[best] < means.get(1, -math.inf) - BETTER * error else 1.0
+    # The standard error of a difference of means: all multiples have as many runs.
+    error = math.sqrt(2 * statistics.fmean(variances) / len(losses[best]))
+    return best if means[best] < means[1] - BETTER * error else 1.0
 
 
 def fix_margin(sweep):

@@ -66,11 +66,8 @@ class AblateConfig:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:
             self.curve = [] if self.screening else [0.25, 0.5, 2]
-        for key in ("lr_grid", "curve"):
-            values = getattr(self, key)
-            if any(type(value) not in (int, float) or value <= 0 for value in values):
-                raise ValueError(f"{key}={values} holds no multiple: give numbers above 0")
-            setattr(self, key, [float(value) for value in dict.fromkeys(values)])
+        self.lr_grid = multiples("lr_grid", self.lr_grid)
+        self.curve = multiples("curve", self.curve)
         if 1 in self.curve:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
         if 1 not in self.lr_grid:
@@ -85,11 +82,19 @@ class AblateConfig:
         return words or (["arms"] if self.arms else [])
 
 
+def multiples(key, values):
+    """The values of a key, each once. Raises ValueError if one is no number above 0."""
+    for value in values:
+        if type(value) not in (int, float) or value <= 0:
+            raise ValueError(f"{key}={values} holds no multiple: give numbers above 0")
+    return [float(value) for value in dict.fromkeys(values)]
+
+
 ALL = (TrainConfig, VariantConfig, AblateConfig)
 
 
 class SweepSettings(NamedTuple):
-    """What a sweep needs to know: all that its command line and its config files say."""
+    """The settings of one sweep, from its command line and its config files."""
 
     config: AblateConfig
     base: dict  # {key of train.py: value}
@@ -130,7 +135,7 @@ def scope(values):
 
 def at_column(values, name, typed):
     """The values of a sweep at one of its columns: the same arms and control group, at another size
-    or on another text, in a folder of its own. The `typed` keys stay as they are."""
+    or on another text, in another folder. The `typed` keys stay as they are."""
     columns = values.get("also")
     if not isinstance(columns, dict):
         columns = {}

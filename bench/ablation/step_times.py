@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import bootstrap
 
 import train
 from bench.ablation.arms import BASE
 from bench.ablation.progress import doing
 from bench.ablation.rows import is_cost
-from bench.ablation.turns import ratio, turns
 from common.configurator import build
 from common.errors import Failure, UserError, one_line
 from common.runtime import set_up
@@ -51,8 +51,12 @@ def busy_seconds():
     lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     wanted = {f"cpu{number}" for number in cores()}
     # user, nice, system, idle, iowait, irq, softirq, steal
-    ticks = [[int(count) for count in line[1:9]] for line in lines if line[0] in wanted]
-    return sum(sum(core) - core[3] - core[4] for core in ticks) / os.sysconf("SC_CLK_TCK")
+    busy = 0
+    for line in lines:
+        if line[0] in wanted:
+            ticks = [int(count) for count in line[1:9]]
+            busy += sum(ticks) - ticks[3] - ticks[4]
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 class OtherWork:
@@ -87,8 +91,36 @@ def wait_until_quiet(patience, show=lambda detail: None):
         show(f"other work keeps {work.share():.0%} of the cores busy")
 
 
+# ---------------------------------------------------------------- sides that take turns
+
+
+def turns(names, rounds):
+    """Yield (round, name). In each round every side takes one turn. The order rotates and reverses
+    from round to round, so that no side always follows the same one, and other work slows all of
+    them equally."""
+    names = list(names)
+    for number in range(rounds):
+        first = number % len(names)
+        order = names[first:] + names[:first]
+        if number % 2 == 0:
+            order.reverse()
+        for name in order:
+            yield number, name
+
+
+def ratio(rounds):
+    """The median of the rounds' ratios with its 95 % bootstrap interval: {"ratio", "low",
+    "high"}."""
+    resampled = bootstrap((rounds,), np.median, confidence_level=0.95, method="percentile", rng=0)
+    low, high = resampled.confidence_interval
+    return {"ratio": float(np.median(rounds)), "low": float(low), "high": float(high)}
+
+
+# ---------------------------------------------------------------- the steps of arms
+
+
 def start_run(values):
-    """The run that train.py makes from these values. It writes and prints nothing."""
+    """The run that train.py makes from these values. It writes no file and prints no line."""
     argv = [f"--{key}={value}" for key, value in values.items()]
     settings = read_config(argv, "")
     runtime = set_up(settings.config.device, settings.config.dtype)
@@ -177,8 +209,8 @@ def steps_in_turn(probes, rounds, show):
 
 
 def why_disturbed(arms, steps, share):
-    """Why some times cannot be believed: other work took this share of the cores, or an arm that is
-    the base again differs from it. "" if they can."""
+    """Why the times are disturbed: other work took this share of the cores, or an arm that equals
+    the base differs from it. "" if they are not."""
     if share > BUSY:
         return f"other work kept {share:.0%} of the cores busy"
     for name in steps:
@@ -190,7 +222,7 @@ def why_disturbed(arms, steps, share):
 
 def row_of(name, values, probe, steps, ratios):
     """The columns of costs.jsonl that are known in closed form, and those about a step. ratios: its
-    times over those of the base, None if the times cannot be believed. "step_ratio" is their median
+    times over the base's times, None if other work disturbed them. "step_ratio" is their median
     with its 95 % interval."""
     c = configure(values, as_variant=True)
     runtime = probe.run.runtime
@@ -249,7 +281,8 @@ def time_sweep(sweep, rounds=None):
             print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
         if BASE in failed:
             raise Failure("cannot time the base", failed[BASE], "run it with train.py alone")
-        if why := new[0]["disturbed"]:
+        why = new[0]["disturbed"]
+        if why:
             print(f"warning: the report leaves out these step times: {why}", file=sys.stderr)
     for name, arm in sweep.arms.items():
         row = sweep.costs.get(name, sweep.costs[BASE])

@@ -1,5 +1,5 @@
-"""A sweep: its arms, its machine, its folder, and which of its runs are done. schedule.py lists its
-runs in their order."""
+"""A sweep: its arms, its machine, its folder, and its finished runs. schedule.py lists the runs in
+their order."""
 
 import json
 import math
@@ -26,8 +26,8 @@ from training.settings import TrainConfig
 
 # The product of these keys: the tokens that a run sees.
 TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
-NOT_STORED = ("name", "values")  # what sweep.json does not repeat of an arm
-# Keys of a sweep that sweep.json has as they are given.
+NOT_STORED = ("name", "values")  # facts of an arm that sweep.json does not repeat
+# Keys of a sweep that sweep.json holds unchanged.
 STORED = ("question", "prompt", "match", "lr_grid", "seeds", "controls", "screening")
 
 
@@ -84,7 +84,7 @@ class Sweep:
         return [self.config.seeds * 2**number for number in range(self.config.looks)]
 
     def outline(self):
-        """What planned_runs and control_group read of a plan."""
+        """The keys of the plan that planned_runs and control_group read."""
         return {
             "base": BASE,
             "arms": {name: vars(arm) for name, arm in self.arms.items()},
@@ -130,7 +130,7 @@ class Sweep:
             if current and "form" not in line and fingerprint.has_form(arm.values):
                 missing.append(line)
         if missing:
-            with doing("computing what the arms' code does in the form of their runs") as show:
+            with doing("computing fingerprints in the form of the runs") as show:
                 for line in missing:
                     show(line["arm"])
                     values = self.run_values(self.arms[line["arm"]])
@@ -139,14 +139,17 @@ class Sweep:
     def read_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
         stored = read_rows(self.out / "rows.jsonl", rows.is_row)
-        hashes = {(name, arm.config_hash, arm.code_hash) for name, arm in self.arms.items()}
-        keys = "arm", "config_hash", "code_hash"
-        current = [row for row in stored if tuple(map(row.get, keys)) in hashes]
+        current = []
+        for row in stored:
+            arm = self.arms.get(row["arm"])
+            if arm and looks.hashes(row) == looks.hashes(vars(arm)):
+                current.append(row)
         self.rows = {runs.key(row): row for row in current if row["status"] != "failed"}
         if len(stored) > len(current):
+            number = len(stored) - len(current)
             say(
-                f"{len(stored) - len(current)} rows here come from other code, another "
-                "configuration or arms that this sweep does not have: they are left out"
+                f"{number} rows here come from other code, another configuration or other arms: "
+                "they are left out"
             )
         if stored:
             say(f"{len(self.rows)} runs are done already")
@@ -161,14 +164,14 @@ class Sweep:
     def write_plan(self):
         """Write sweep.json."""
         base = self.arms[BASE]
+        arms = {}
+        for name, arm in self.arms.items():
+            arms[name] = {key: value for key, value in vars(arm).items() if key not in NOT_STORED}
         content = {key: getattr(self.config, key) for key in STORED} | {
             "design": ",".join(self.config.designs),
             "base": BASE,
             "base_values": base_values(base, self.data),
-            "arms": {
-                name: {key: value for key, value in vars(arm).items() if key not in NOT_STORED}
-                for name, arm in self.arms.items()
-            },
+            "arms": arms,
             "chosen_lr": self.chosen_lr,
             "ngrams": self.ngrams,
             "looks": self.looks,
@@ -210,7 +213,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         match_arm(arm, arms[BASE], config.match, data["vocab_size"])
     for arm in arms.values():
         arm.config_hash = config_hash(arm, data, machine)
-    with doing("computing what the arms' code does") as show:
+    with doing("computing the fingerprints of the arms") as show:
         fingerprints = identify(arms, data, config.out_dir, show)
 
     values = base_values(arms[BASE], data)
@@ -282,8 +285,8 @@ def find_machine(device, workers, elsewhere):
 
 
 def settle_machine(machine, base, values):
-    """The device, number format and compilation of all runs: what train.py chooses for the base,
-    whose run has these values. A login node takes the number format of today's GPUs."""
+    """The device, number format and compilation of all runs, as train.py chooses them for the run
+    of the base, which has these values. A login node takes the number format of today's GPUs."""
     kind = machine.device_kind
     dtype = base.get("dtype", "auto")
     if kind == "cpu":
@@ -297,8 +300,8 @@ def settle_machine(machine, base, values):
 
 
 def config_hash(arm, data, machine):
-    """The digest of what a result depends on besides its code: the keys of train.py, torch's
-    version, the threads of a CPU, and the data."""
+    """The digest of all that changes a result besides code: the keys of train.py, torch's version,
+    the threads of a CPU, and the data."""
     hashed = configuration(arm.values, data["vocab_size"])
     hashed["torch"] = machine.facts["torch"].partition("+")[0]
     if machine.device_kind == "cpu":
@@ -307,8 +310,8 @@ def config_hash(arm, data, machine):
 
 
 def identify(arms, data, out_dir, show):
-    """Set the code_hash of all arms, the ids of their fingerprints, and print which arms' code has
-    changed since its fingerprint was stored. Returns the lines of fingerprints.jsonl."""
+    """Set the code_hash of all arms, the ids of their fingerprints, and print the arms whose code
+    has changed since the fingerprint was stored. Returns the lines of fingerprints.jsonl."""
     lines = identity.stored(out_dir)
     known = identity.by_configuration(lines)
     for arm in arms.values():
@@ -332,20 +335,19 @@ def base_values(base, data):
 
 
 def grids_of(config, arms):
-    """{arm: multiples of the learning rate to choose from}. The base is tuned already, by a search
-    of its own."""
+    """{arm: multiples of the learning rate to choose from}. The base has been tuned before."""
     grids = {name: list(config.lr_grid) for name, arm in arms.items() if not arm.curve}
     return grids | {BASE: [1.0]}
 
 
 def parent_of(config):
-    """The folder of the sweep of which this one is a column; None if it is none."""
+    """The folder of the sweep of which this sweep is a column; None if it is no column."""
     return Path(config.out_dir).parent if isinstance(config.also, str) else None
 
 
 def parent_rates(config, arms):
-    """{arm: the rate that the sweep of this column has chosen}; {} for a sweep that is no column.
-    Raises UserError if some of the arms have none yet."""
+    """{arm: its rate in the sweep of which this one is a column}; {} for a sweep that is no column.
+    Raises UserError if some of the arms have no rate yet."""
     parent = parent_of(config)
     if parent is None:
         return {}

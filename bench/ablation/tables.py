@@ -57,17 +57,21 @@ def difference(row, digits=4, of=("difference", "low", "high")):
 
 
 def multiple(row, key="worth", ends=(-math.inf, math.inf)):
-    """What an arm is worth, with its interval; beyond the `ends` of the base's curve only that."""
+    """The worth of an arm with its interval, as far as the `ends` of the base's curve."""
 
     def text(value):
-        beyond = "<" if value <= ends[0] else ">" if value >= ends[1] else ""
-        return f"{beyond}{np.clip(value, *ends):.2f}"
+        within = f"{np.clip(value, *ends):.2f}"
+        if value <= ends[0]:
+            return f"<{within}"
+        if value >= ends[1]:
+            return f">{within}"
+        return within
 
     return interval(row[key], row[f"{key}_low"], row[f"{key}_high"], text)
 
 
 def step_time(costs):
-    """The time of a step, times that of the base, with its interval."""
+    """The time of a step over the base's, with its interval."""
     return interval(*(costs[key] for key in STEP_RATIO), lambda value: f"{value:.2f}")
 
 
@@ -82,8 +86,8 @@ SIGNS = {"better": 1, "tie": 0, "worse": -1}
 
 
 def sign_of(row):
-    """1 if an arm is better than the one it is compared with, -1 if it is worse, 0 for a tie, and
-    None if this is undecided. In a screening, a difference larger than the noise counts."""
+    """1 if an arm is better than the arm that it is compared with, -1 if it is worse, 0 for a tie,
+    and None if it is undecided. In a screening, a difference larger than the noise counts."""
     if row["verdict"] == "larger than the noise":
         return int(np.sign(-row["difference"]))
     return -1 if row["verdict"].startswith("fails") else SIGNS.get(row["verdict"])
@@ -97,9 +101,10 @@ def sign_on_test(row):
 
 
 def only_on_validation(row):
-    """Whether the test split shows otherwise than a verdict: no such difference, or no tie."""
-    signs = sign_of(row), sign_on_test(row)
-    return None not in signs and signs[0] != signs[1]
+    """Whether the test split does not show the difference, or the tie, of a verdict."""
+    sign = sign_of(row)
+    on_test = sign_on_test(row)
+    return sign is not None and on_test is not None and sign != on_test
 
 
 def verdicts_table(section):
@@ -138,7 +143,8 @@ def tests_table(section):
     factor = section.plan["data"].get("bits_per_byte") or math.nan
     rows = []
     for row in section.verdicts.to_dict("records"):
-        low, high = row["text_low"], row["text_high"]
+        low = row["text_low"]
+        high = row["text_high"]
         rows.append(
             {
                 "change": row["name"],
@@ -158,11 +164,13 @@ def tests_table(section):
 
 
 def what_changes(section, row):
-    """The keys that differ from what the row is compared with."""
+    """The keys of the row's arm that differ from the base, as a text."""
     arm = section.plan["arms"].get(row["arm"], {})
     changes = arm.get("changes") or {}
-    texts = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in changes.values())
-    return ", ".join(map("=".join, zip(changes, texts, strict=True))) or DASH
+    texts = []
+    for key, value in changes.items():
+        texts.append(f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}")
+    return ", ".join(texts) or DASH
 
 
 # ---------------------------------------------------------------- the noise

@@ -1,7 +1,7 @@
 """
 The verdict on each comparison of a sweep, as columns of a table, from the table of its runs.
 
-An arm's runs are compared with the control group: the base's runs and those of its replicate
+An arm's runs are compared with the control group: the runs of the base and of its replicate
 together. docs/ablation.md explains the method; tests/helpers/simulate.py measures the error and the
 power of `verdicts`.
 
@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from bench.ablation import contrasts, looks, power, rows, worth
+from bench.ablation import contrasts, looks, rows, worth
 from bench.ablation.comparisons import (
     COLUMNS,
     comparisons_of,
@@ -31,12 +31,12 @@ from bench.ablation.comparisons import (
     pick,
 )
 from bench.ablation.contrasts import compare, moments
-from bench.ablation.power import ALPHA
+from bench.ablation.looks import ALPHA
 
 
 @dataclass
 class Facts:
-    """What is known of a sweep as a whole."""
+    """The facts of a sweep as a whole."""
 
     base_whole: float  # mean loss of the base's runs on the whole validation text
     above_trigrams: bool  # the base has not learned: so this is a screening
@@ -64,7 +64,7 @@ def judge(runs, plan, history=()):
     replicate."""
     facts = facts_of_base(runs, plan)
     if facts.above_trigrams:
-        runs = runs.assign(stuck=False)  # to be stuck is no outcome of a screening
+        runs = runs.assign(stuck=False)  # in a screening, a stuck run counts like any other
     losses = losses_of(runs)
     curve = worth.curve_of(runs)
     add_control_group(facts, losses, plan)
@@ -125,13 +125,13 @@ def add_control_group(facts, losses, plan):
 
 
 def undecided(runs, plan):
-    """The names of the undecided arms; None for a screening, which decides nothing."""
+    """The names of the undecided arms; None for a screening, which has no verdicts."""
     table, facts = judge(runs, plan)
     return None if facts.screening else table.arm[table.verdict == "undecided"].to_list()
 
 
 def margin_of(plan, curve):
-    """(margin, where it comes from): what the plan says, or else what the curve says."""
+    """(margin, where it comes from): the margin of the plan, or else of the curve."""
     if plan["margin"] is not None:
         return plan["margin"], plan["margin_source"] or "given"
     if curve:
@@ -143,10 +143,10 @@ def margin_of(plan, curve):
 
 
 def decided(judged, losses, facts):
-    """For each row of the family its columns of verdict and corrected p-values."""
+    """The columns of each row of the family: its verdict and its corrected p-values."""
     if not judged:
         return []
-    least = power.least_runs(facts.family)
+    least = looks.least_runs(facts.family)
     reached = [False] * len(judged)
     tests = []
     for look in [*facts.looks[:-1], None]:  # None: all runs
@@ -173,30 +173,33 @@ def decided(judged, losses, facts):
 
 
 def screened(judged, facts):
-    """For each row the columns of a screening's word: larger than the noise, fails, or not seen."""
+    """The columns of each row in a screening. Its verdict is "larger than the noise", "fails k of
+    n" or "not seen"."""
     p = {}
     for row in judged:
         if math.isfinite(row["low"]) or row["p_not_learned"] <= 1:
             p[row["arm"]] = row["p_not_learned"] if failing_word(row) else row["p"]
-    corrected = dict(zip(p, contrasts.holm([*p.values()], facts.family).tolist(), strict=True))
+    p_holm = contrasts.holm(list(p.values()), facts.family)
+    corrected = {arm: float(p_holm[place]) for place, arm in enumerate(p)}
     family = []
     for row in judged:
         columns = {}
         if row["arm"] in corrected:
-            seen = failing_word(row) or "larger than the noise"
-            word = seen if corrected[row["arm"]] <= ALPHA else "not seen"
-            columns = {"p_holm": corrected[row["arm"]], "verdict": word, "seen": word}
-            columns["reached"] = True
+            p_of_arm = corrected[row["arm"]]
+            word = "not seen"
+            if p_of_arm <= ALPHA:
+                word = failing_word(row) or "larger than the noise"
+            columns = {"p_holm": p_of_arm, "verdict": word, "seen": word, "reached": True}
         family.append(columns)
     return family
 
 
 def explanation(row, plan, tried, failed, facts):
-    """The columns of the verdicts that follow from missing runs, and of the reason of each."""
+    """The columns of a verdict and its reason, where runs may be missing."""
     word = row["verdict"]
     reasons = reasons_of(row)
     fewest = min(row["n"], row["n_control"])
-    least = power.least_runs(facts.family)
+    least = looks.least_runs(facts.family)
     if failed:
         reasons.append("runs failed")
 
@@ -204,7 +207,7 @@ def explanation(row, plan, tried, failed, facts):
         word = "failed" if failed else "not run"
     elif fewest < 2:
         word = "no verdict"
-        reasons.append("one seed says nothing about chance")
+        reasons.append("one seed cannot show chance")
     elif not row["reached"]:
         word = "no verdict"
         planned = looks.planned_runs(plan, plan["looks"][0])
@@ -225,7 +228,7 @@ def explanation(row, plan, tried, failed, facts):
 
 
 def reasons_of(row):
-    """The reasons that runs which did not learn give for a verdict."""
+    """[reason] of the runs that did not learn."""
     reasons = []
     if row["diverged"]:
         reasons.append("runs diverged")
@@ -237,30 +240,32 @@ def reasons_of(row):
 
 
 def look_ahead(judged, facts, pooled):
-    """Set the facts of what the sweep can see, by the median arm's noise."""
+    """Set the smallest difference that the sweep can see, and the chance of a tie, from the noise
+    of the median arm."""
     spread = [row for row in judged if row["sd"] > 0]
     if not spread or not facts.base_sd > 0:
         return
     sd = float(np.median([row["sd"] for row in spread]))
     n = float(np.median([row["n"] for row in spread]))
-    if facts.screening:  # it has no looks, so that the whole of ALPHA is for it
+    if facts.screening:  # it has no looks, which would share ALPHA
         se = math.sqrt(pooled[0] * (1 / n + 1 / facts.base_n))
         level = ALPHA / facts.family
-        facts.smallest_visible = power.smallest_visible(se, pooled[1], level)
+        facts.smallest_visible = looks.smallest_visible(se, pooled[1], level)
         return
-    se, df = power.welch(sd, n, facts.base_sd, facts.base_n)
+    se, df = looks.welch(sd, n, facts.base_sd, facts.base_n)
     level = ALPHA * max(look.share for look in facts.looks) / facts.family
-    facts.smallest_visible = power.smallest_visible(se, df, level)
+    facts.smallest_visible = looks.smallest_visible(se, df, level)
     if facts.margin > 0:
-        facts.tie_power = float(power.to_tie(0, se, df, facts.margin, level))
+        facts.tie_power = float(looks.to_tie(0, se, df, facts.margin, level))
 
 
 def more_seeds(row, plan, facts):
-    """The further runs that may decide what is undecided; nan where that cannot be said."""
-    open_ = row["verdict"] == "undecided" and math.isfinite(row["se"]) and not failing_word(row)
-    if facts.screening or math.isnan(facts.smallest_visible) or not open_:
+    """The further runs that may decide an undecided arm; nan where they cannot be estimated."""
+    if facts.screening or math.isnan(facts.smallest_visible):
         return math.nan
-    return power.more_seeds(row, facts.looks, plan["looks"], facts.margin, facts.family)
+    if row["verdict"] != "undecided" or not math.isfinite(row["se"]) or failing_word(row):
+        return math.nan
+    return looks.more_seeds(row, facts.looks, plan["looks"], facts.margin, facts.family)
 
 
 # ---------------------------------------------------------------- many sweeps
@@ -275,8 +280,9 @@ def standing(judged):
         if facts.screening:
             continue
         swaps = table[table.kind == "swap"]
-        pairs = zip(swaps.arm, swaps.against, strict=True)
-        identity = [str([facts.identities[arm], facts.identities[other]]) for arm, other in pairs]
+        identity = []
+        for arm, against in zip(swaps.arm, swaps.against, strict=True):
+            identity.append(str([facts.identities[arm], facts.identities[against]]))
         tables.append(swaps.assign(sweep=place, row=swaps.index, identity=identity))
     swaps = pd.concat(tables, ignore_index=True)
     order = (swaps.n + swaps.n_control).sort_values(ascending=False, kind="stable").index
@@ -284,9 +290,9 @@ def standing(judged):
 
 
 def badges(judged):
-    """For each of the sweeps [(table, Facts)] a Series: whether Benjamini's and Hochberg's
-    correction at 5 % over all swaps that stand agrees with a decision; of ties, over their own p.
-    Screenings are not among them."""
+    """[Series], one for each sweep of [(table, Facts)]: whether Benjamini's and Hochberg's
+    correction at 5 % over all swaps that stand agrees with a decision. Ties are corrected among
+    themselves. Screenings are left out."""
     swaps = standing(judged)
     agree = pd.Series(False, swaps.index)
     for p, decided in (

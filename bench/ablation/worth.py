@@ -1,5 +1,5 @@
 """
-Worth: what a difference of loss is worth in training tokens.
+Worth: a difference of loss, in training tokens.
 
 The base is trained at several multiples of its tokens, with its own full schedule each time.
 Between those points the loss is a monotone cubic in the logarithm of the multiple (Fritsch and
@@ -65,8 +65,11 @@ class Curve:
 
         step, step_low, step_high = ratio
         spread = math.log(step_high / step_low) / (2 * Z)
-        steps = step * np.exp(spread * random.standard_normal(DRAWS)) if spread else step
-        low = high = math.nan
+        steps = step
+        if spread:
+            steps = step * np.exp(spread * random.standard_normal(DRAWS))
+        low = math.nan
+        high = math.nan
         if np.isfinite(errors).all() and math.isfinite(se):
             drawn = self.multiple(arm, drawn_means) / steps
             low, high = np.quantile(drawn, (0.025, 0.975), method="inverted_cdf")
@@ -75,13 +78,15 @@ class Curve:
     def multiple(self, loss, means):
         """The multiples [draws] at which curves with these means [points, draws] reach a loss."""
         losses = self.losses(means)  # [STEPS + 1, draws], falling
-        above = (losses > loss).sum(0)
-        after, column = np.clip(above, 1, STEPS), np.arange(losses.shape[1])
-        left, right = losses[after - 1, column], losses[after, column]
+        after = np.clip((losses > loss).sum(0), 1, STEPS)  # the first point of the grid below
+        column = np.arange(losses.shape[1])
+        left = losses[after - 1, column]
+        right = losses[after, column]
         with np.errstate(all="ignore"):
             share = np.clip(np.nan_to_num((left - loss) / (left - right)), 0, 1)
         log_k = np.log(self.grid[after - 1]) + share * math.log(self.grid[1] / self.grid[0])
-        below_all, above_all = losses[0] < loss, losses[-1] > loss
+        below_all = losses[0] < loss
+        above_all = losses[-1] > loss
         return np.select([below_all, above_all], [0.0, math.inf], np.exp(log_k))
 
 
@@ -98,10 +103,11 @@ def curve_of(runs):
 
 
 def columns_of(curve, loss, se, n, ratio):
-    """The columns of a verdict that say what an arm with this loss is worth. ratio: of its step
-    time to the base's, with its interval; nan if it was not timed."""
-    columns = dict(zip(("worth", "worth_low", "worth_high"), curve.worth(loss, se, n), strict=True))
+    """The columns of a verdict with the worth of an arm with this loss. ratio: its step time over
+    the base's, with its interval; nan if it was not timed."""
+    worth, low, high = curve.worth(loss, se, n)
+    columns = {"worth": worth, "worth_low": low, "worth_high": high}
     if np.isfinite(ratio).all() and np.min(ratio) > 0:
-        names = ("worth_time", "worth_time_low", "worth_time_high")
-        columns |= dict(zip(names, curve.worth(loss, se, n, ratio), strict=True))
+        worth, low, high = curve.worth(loss, se, n, ratio)
+        columns |= {"worth_time": worth, "worth_time_low": low, "worth_time_high": high}
     return columns

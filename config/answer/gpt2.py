@@ -2,8 +2,8 @@
 #   python bench/ablate.py config/answer/gpt2.py --workers=2
 # One base, one shared control group, an arm for each part. A run takes about two minutes on one
 # thread of a CPU that multiplies bfloat16: 12 arms x 12 seeds, 40 controls, 9 runs for the curve
-# and 120 to choose rates, two at a time, are five hours. The second look adds 12 seeds to what is
-# undecided.
+# and 120 to choose rates, two at a time, are five hours. The second look adds 12 seeds to
+# undecided arms.
 question = "Which parts help a GPT-2 of 0.8 M parameters on the characters of plays?"
 out_dir = "bench/results/answer/gpt2"
 design = "arms"
@@ -25,7 +25,7 @@ arms = {
 model = "gpt2"
 dataset = "plays"
 seeds, controls, looks = 12, 40, 2
-match = "none"  # nothing is matched for added parts; a gated MLP is two thirds as wide
+match = "none"  # parameters are not matched; a gated MLP is two thirds as wide
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
 n_layer, n_head, n_embd, block_size = 4, 4, 128, 128

@@ -3,7 +3,7 @@
 # The first five arms take a piece of LLaMA away; the others put a part in. A run takes about two
 # minutes on one thread of a CPU that multiplies bfloat16: 29 arms x 12 seeds, 40 controls, 9 runs
 # for the curve and 273 to choose rates, two at a time, are eleven hours. The second look adds 12
-# seeds to what is undecided.
+# seeds to undecided arms.
 question = "Which parts help a LLaMA of 0.8 M parameters on the characters of plays?"
 out_dir = "bench/results/answer/llama"
 design = "arms"
@@ -42,7 +42,7 @@ arms = {
 model = "llama"
 dataset = "plays"
 seeds, controls, looks = 12, 40, 2
-match = "none"  # nothing is matched for added parts; a gated MLP is two thirds as wide
+match = "none"  # parameters are not matched; a gated MLP is two thirds as wide
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
 n_layer, n_head, n_embd, block_size, multiple_of = 4, 4, 128, 128, 8

@@ -1,4 +1,4 @@
-# The page of the answer: which arm of which shelf is a part, and what others published of it.
+# The page of the answer: the arms of each part in both shelves, and the claims of others.
 #   python bench/answer.py
 # The order here is the order on the page. No number of ours stands here.
 
@@ -14,8 +14,8 @@ recipe = {
     "recipe/together": "over plain LLaMA",
 }
 
-# A claim: what a part does to the loss, what that would be as a word of ours (None: our runs cannot
-# test it), who published it, and where it can be read. The first claim of a part is in the table.
+# A claim: the effect of a part on the loss, the same as a verdict (None: our runs cannot test it),
+# who published it, and where it can be read. The first claim of a part is in the table.
 ARXIV = "https://arxiv.org/abs/"
 MARIN = "https://github.com/marin-community/marin/issues/"
 GENESIS = "https://github.com/NahuelGenchi/genesis-ai/issues/148"
@@ -82,8 +82,8 @@ GATE = [
     ("no improvement", "tie", "nanochat", NANOCHAT),
 ]
 
-# name: the arms that put the part into a base, those that take it out of a base that has it, what
-# the swap is, and the claims.
+# name: the arms that put the part into a base, the arms that take it out of a base that has it,
+# the swap, and the claims.
 parts = {
     "RoPE": dict(
         into=dict(gpt2="rope"),
@@ -280,7 +280,7 @@ parts = {
     ),
 }
 
-# What a part was published to be worth in training tokens, where a source of its claims says so.
+# The published worth of a part in training tokens, from the sources of its claims.
 multiples = {
     "RoPE": 1.3,  # EleutherAI: 30 % faster than learned positions, 1.4 B
     "SwiGLU": 1.17,  # Gundlach et al. 2025: beside GELU, in compute, 3.6 M
@@ -290,7 +290,7 @@ multiples = {
     "Differential attention": 1 / 0.65,  # Ye et al. 2024: 65 % of the training tokens
 }
 
-# What the sections show: (shelf, part) of the annotated example, and the parts of some figures.
+# (shelf, part) of the annotated example, and the parts of some figures.
 example = ("gpt2", "RoPE")
 rates = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"]
 sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"]

@@ -1,12 +1,12 @@
 # The recipe: which parts of LLaMA's shelf help together? Forward selection, one part a round. Give
-# this file after that of the shelf, and each line once the one before has an answer:
+# this file after the file of the shelf, and each line once the line before has an answer:
 #   python bench/ablate.py config/answer/llama.py config/answer/recipe.py --workers=2
 #   the same with --also=confirm-1, then --also=together
 # The base has QK norm, the shelf's best part in tokens that also saves time. The candidates are
 # the other parts that the shelf estimates to save both. Four runs of each rank them. The best is
 # confirmed by eight runs on seeds of their own, and would be in the base of a next round: it was
 # not confirmed, so there is one round. Planned only after that: QK norm, and all five together,
-# over plain LLaMA on seeds that chose nothing.
+# over plain LLaMA on seeds that no choice used.
 question = "Which parts help a LLaMA of 0.8 M parameters together?"
 out_dir = "bench/results/answer/recipe"
 screening = True

@@ -1,4 +1,4 @@
-# Tunes the base of a shelf by fourteen arms around it. Give this file after that of the shelf:
+# Tunes the base of a shelf by fourteen arms around it. Give this file after the file of the shelf:
 #   python bench/ablate.py config/answer/gpt2.py config/answer/tune.py --workers=2
 #   python bench/ablate.py config/answer/llama.py config/answer/tune.py --workers=2
 # Half, once and twice Muon's rate, each with a third, once and three times that rate in the groups
@@ -12,7 +12,7 @@ out_dir = f"bench/results/answer/tune-{model}"
 design = "arms"
 screening = True
 seeds = 2
-controls, looks, also = None, 1, None  # those of the shelf are not for the search
+controls, looks, also = None, 1, None  # the shelf's are not for the search
 learning_rate, min_lr, warmup_iters = 8e-3, 0.0, 100  # where the search starts
 
 arms = {

@@ -1,5 +1,5 @@
-# Tunes AdamW, an arm of both shelves: its rate, its warm-up and beta2. Give this file after that of
-# the shelf:
+# Tunes AdamW, an arm of both shelves: its rate, its warm-up and beta2. Give this file after the
+# file of the shelf:
 #   python bench/ablate.py config/answer/gpt2.py config/answer/tune_adamw.py --workers=2
 #   python bench/ablate.py config/answer/llama.py config/answer/tune_adamw.py --workers=2
 # 11 x 2 runs of about two minutes. Read val_loss_tune as config/answer/tune.py says.
@@ -8,8 +8,8 @@ out_dir = f"bench/results/answer/tune-adamw-{model}"
 design = "arms"
 screening = True
 seeds = 2
-controls, looks, also = None, 1, None  # those of the shelf are not for the search
-optimizer, learning_rate, min_lr = "adamw", 4e-3, 4e-4  # those of the shelves' arm
+controls, looks, also = None, 1, None  # the shelf's are not for the search
+optimizer, learning_rate, min_lr = "adamw", 4e-3, 4e-4  # as the shelves' arm has
 
 arms = {f"rate x{rate:g}": dict(learning_rate=rate * learning_rate) for rate in (0.5, 2)}
 arms |= {f"warm-up {steps}": dict(warmup_iters=steps) for steps in (50, 200)}

@@ -1,12 +1,12 @@
 # Which rate suits Muon at four times the size, tokens and batch of the shelf? Give this file after
-# that of the shelf, on a machine with a GPU:
+# the file of the shelf, on a machine with a GPU:
 #   python bench/ablate.py config/answer/llama.py config/answer/tune_large.py --workers=12
 question = "Does the learning rate of plays suit a larger LLaMA on Python files?"
 out_dir = "bench/results/answer/tune-large-llama"
 design = "arms"
 screening = True
 seeds = 2
-controls, looks, also, curve = None, 1, None, []  # those of the shelf are not for the search
+controls, looks, also, curve = None, 1, None, []  # the shelf's are not for the search
 dataset, prompt, dtype = "python_source", "def ", "float32"  # as in the column large
 n_embd, n_head, batch_size, device, compile = 256, 8, 48, "cuda", False
 

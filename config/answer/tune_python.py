@@ -1,5 +1,5 @@
 # Does the rate that suits Muon on plays suit Python files, too, for the base and for the part about
-# which the two texts disagree most? Give this file after that of the shelf:
+# which the two texts disagree most? Give this file after the shelf's:
 #   python bench/ablate.py config/answer/llama.py config/answer/tune_python.py --workers=2
 # 12 runs of four minutes. The convolution at that rate has run in the shelf's column python.
 question = "Does the learning rate of plays suit Python files?"
@@ -7,7 +7,7 @@ out_dir = "bench/results/answer/tune-python-llama"
 design = "arms"
 screening = True
 seeds = 2
-controls, looks, also, curve = None, 1, None, []  # those of the shelf are not for the search
+controls, looks, also, curve = None, 1, None, []  # the shelf's are not for the search
 dataset, prompt, dtype = "python_source", "def ", "float32"  # as in the column python
 
 arms = {

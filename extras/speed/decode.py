@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from bench.ablation.rows import threads_text
-from bench.ablation.turns import ratio, turns
+from bench.ablation.step_times import ratio, turns
 from common.configurator import PositiveInt
 from common.errors import UserError
 from extras.speed import peers

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bench.ablation.turns import ratio
+from bench.ablation.step_times import ratio
 from common.configurator import PositiveInt
 from common.runtime import Runtime
 from extras.speed.results import Rounds, times_in_turn

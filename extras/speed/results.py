@@ -12,7 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
-from bench.ablation.turns import turns
+from bench.ablation.step_times import turns
 from common import files
 from common.configurator import Range
 from common.runtime import cpu_name, versions

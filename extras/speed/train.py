@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bench.ablation.turns import ratio
+from bench.ablation.step_times import ratio
 from common.configurator import PositiveInt
 from common.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
 from extras.speed import peers

@@ -23,7 +23,7 @@ from parts.variant import POSITION
             [arm(idle=dict(mlp="relu", norm_eps=1e-3))],
             r"the arm idle changes nothing: norm_eps has no effect",
         ),
-        ([arm(big=dict(n_layer=24))], r"arm big: no MLP width matches the base in params"),
+        ([arm(big=dict(n_layer=8))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
         (["--axis=n_layer"], r"no axis n_layer"),
         ([], r"no arms"),
@@ -44,7 +44,7 @@ def test_a_dead_switch_stops_the_sweep_by_name(drive, out, monkeypatch):
     """A rotation that is skipped, as in a published "NoPE = RoPE" result."""
     monkeypatch.setitem(POSITION, "rope", POSITION["none"])
     two = arm(fine=dict(norm="rmsnorm"), dead=dict(position="rope"))
-    wanted = "the arm dead changes nothing: its logits are those of base .position=rope"
+    wanted = "the arm dead changes nothing: it gives the same logits as base .position=rope"
     with pytest.raises(UserError, match=wanted):
         drive("--position=none", two)
     assert not out.exists()

@@ -3,19 +3,16 @@ sweeps here train with a stub of train.py; one trains for real."""
 
 import contextlib
 import json
-import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,19 +20,16 @@ import ablate
 from bench.ablation import (
     fingerprint,
     measure,
-    power,
     runs,
     schedule,
     step_times,
-    verdicts,
 )
 from bench.ablation import rows as frames
 from common.errors import UserError
 from common.files import ROOT
-from common.runtime import set_up, versions
+from common.runtime import versions
 from helpers.ablation import DRIVER, arguments, arm, rows_of, steps_of
 from helpers.sweeps import write_lines
-from parts.architectures import configure, make
 from prepare import prepare
 from tokens import ngrams
 from training.run_folder import lock_run, read_rows
@@ -124,91 +118,6 @@ def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
     row = runs.row_of(runs.Job("a", 0, 1, "report", str(tmp_path), values, *"chd"), None, 1.0)
     assert row["status"] == status and row["final_val_loss"] == last
     assert re.match(why or "None", str(row["reason"]))
-
-
-def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
-    drive, out, monkeypatch
-):
-    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
-    what = ["--seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
-    assert drive(ROPE, *what) == 0
-    rows = rows_of(out)
-    assert frames.plan(out)["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
-    tuned = sorted((*name[:3],) for name in rows if name[3] == "tune")
-    # The base has its rate already. That chosen for rope was at the edge: the next one was tried.
-    rates = {"base": [1], "base again": [0.5, 1, 2], "rope": [0.5, 1, 2, 4]}
-    assert tuned == [
-        (name, seed, lr) for name in rates for seed in (1000, 1001) for lr in rates[name]
-    ]
-    assert len(rows) == len(tuned) + 6
-    assert {name[2] for name in rows if name[0] == "rope" and name[3] == "report"} == {2}
-    command = rows["rope", 0, 2, "report"]["command"]
-    assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
-
-
-def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out, monkeypatch):
-    """The base's rate is half its best. A grid is extended twice at most."""
-    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
-    grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4"]
-    assert drive(ROPE, "--seeds=2", *grid) == 0
-    plan, runs = frames.plan(out), frames.load(out)
-    assert plan["chosen_lr"] == {"base": 1, "rope": 4, "base again": 2}
-    tuned = runs[(runs.arm == "rope") & (runs.purpose == "tune")]
-    assert set(tuned.rate) == {0.5, 1, 2, 4}
-    reported = runs[runs.purpose == "report"]
-    assert dict(Counter(reported.arm)) == {"base": 4, "rope": 2, "base again": 2}
-    assert set(runs.arm[runs.control]) == {"base"} and frames.judged_arms(plan) == ["rope"]
-    rope, again = verdicts.judge(runs, plan)[0].to_dict("records")
-    assert rope["n_control"] == 4 and again["kind"] == "replicate" and again["difference"] < -0.1
-
-
-@pytest.mark.parametrize(
-    "losses, chosen",
-    [
-        ({1: [2.0, 2.01, 2.02], 2: [1.984, 1.994, 2.004]}, 1),  # 1.96 standard errors
-        ({1: [2.0, 2.01, 2.02], 2: [1.983, 1.993, 2.003]}, 2),  # 2.08
-        ({0.5: [2.0, 2.04], 1: [2.0, 2.0], 2: [1.97, 1.97]}, 1),  # one variance for all
-        ({0.5: [1.0, math.nan], 1: [2.0, 2.01], 2: [1.9, 1.91]}, 2),
-        ({0.5: [2.5, 2.6], 1: [2.0, math.inf], 2: [2.4, math.inf]}, 0.5),
-        ({1: [math.inf] * 2, 2: [math.inf] * 2}, 1),
-        ({1: [math.nan] * 2}, 1),
-    ],
-)
-def test_an_arm_keeps_the_rate_unless_another_is_better_by_two_standard_errors(losses, chosen):
-    assert schedule.chosen_rate(losses) == chosen
-
-
-def test_the_margin_is_fixed_before_the_arms_are_reported(drive, out):
-    """By the curve and three runs of the base; it does not change with runs that come later. The
-    runs to report go seed by seed over all arms."""
-    what = [ROPE, "--curve=[0.5,2]", "--workers=1"]
-    assert drive(*what, "--seeds=2") == 0
-    rows = read_rows(out / "rows.jsonl")
-    assert Counter(row["arm"] for row in rows) == {
-        **{"base": 2, "base again": 2, "rope": 2, "base x0.5": 3, "base x2": 3}
-    }
-    last = [(row["arm"], row["seed"]) for row in rows[-4:]]
-    assert last == [("rope", 0), ("base again", 0), ("rope", 1), ("base again", 1)]
-    purposes = {row["arm"]: row["purpose"] for row in rows}
-    assert purposes["base x2"] == "curve" and purposes["base"] == "report"
-    assert {row["curve"][-1][0] for row in rows if row["arm"] == "base x2"} == {8}
-    plan = frames.plan(out)
-    assert plan["margin"] > 0 and "before the arms" in plan["margin_source"]
-    assert plan["arms"]["base x0.5"]["curve"] == 0.5
-    assert drive(*what, "--seeds=3") == 0 and frames.plan(out)["margin"] == plan["margin"]
-    assert drive(*what, "--seeds=3", "--margin=0.5") == 0
-    assert frames.plan(out)["margin_source"] == "given"
-
-
-def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(drive, out, monkeypatch):
-    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: ["rope"] * (len(runs) == 11))
-    monkeypatch.setattr(power, "least_runs", lambda family: 2)
-    two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
-    assert drive(two, "--seeds=2", "--looks=2", "--controls=7", "--first_seed=5") == 0
-    counts = Counter(name[0] for name in rows_of(out))
-    assert counts == {"base": 4, "base again": 3, "rope": 4, "gelu_erf": 2}
-    assert {name[1] for name in rows_of(out)} == {5, 6, 7, 8}
-    assert frames.plan(out)["looks"] == [2, 4]
 
 
 def test_stale_rows_are_not_mixed_in(drive, out, monkeypatch, capsys):
@@ -455,34 +364,3 @@ def test_pairs_are_measured_for_what_they_are(answers, data_dir, out):
         assert row["status"] == "done" and row["final_val_loss"] < row["first_val_loss"]
         # Nats per answer's token are no bits per byte of the pairs.
         assert row["extrapolation"] == {} and row["bits_per_byte"] is None
-
-
-def test_extrapolation_scores_the_same_tokens_with_more_before_them():
-    torch.manual_seed(0)
-    sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11, multiple_of=8)
-    model = make(configure({"model": "llama"} | sizes)).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, 0, 0.5)
-    tokens, runtime = np.random.default_rng(0).integers(0, 11, 400), set_up("cpu", "float32")
-    found = measure.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
-    ends = np.unique(np.linspace(64, 399, 8).astype(int))
-
-    def loss_at(end, context, targets):
-        """Of the last tokens of a window."""
-        logits = model(torch.tensor(tokens[end - context : end])[None])[0][0, -targets:]
-        wanted = torch.tensor(tokens[end + 1 - targets : end + 1])
-        return torch.nn.functional.cross_entropy(logits, wanted).item()
-
-    for n in (1, 4):
-        each = [loss_at(end, 8 * n, 2) for end in ends]
-        entry = found[str(n)]
-        assert entry["loss"] == pytest.approx(sum(each) / len(each), abs=1e-5)
-        half = 2.365 * np.std(each, ddof=1) / len(each) ** 0.5  # t of 7 degrees of freedom
-        assert entry["high"] - entry["loss"] == pytest.approx(half, rel=1e-3)
-        assert entry["window"] == found["1"]["window"]
-    # The training context of 8 tokens slides with each target.
-    slid = [loss_at(end, 8, 1) for last in ends for end in (last, last - 1)]
-    assert found["4"]["window"]["loss"] == pytest.approx(sum(slid) / len(slid), abs=1e-5)
-    assert measure.extrapolation(model, tokens[:18], runtime)["1"]["loss"] > 0  # 1 target
-    short = measure.extrapolation(model, tokens[:20], runtime)
-    assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]

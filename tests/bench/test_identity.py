@@ -42,7 +42,7 @@ def changed(folder, arm):
 # ---------------------------------------------------------------- today's code
 
 
-@pytest.mark.parametrize("folder, arm", [*ARMS.values(), ("gpt2/small", "no biases")])
+@pytest.mark.parametrize("folder, arm", ARMS.values())
 def test_the_code_of_stored_rows_is_the_same(folder, arm):
     assert changed(folder, arm) == []
 
@@ -139,16 +139,16 @@ def other_windows(monkeypatch):
 @pytest.mark.parametrize(
     "change, arm, shown",
     [
-        (other_decay, "muon", {"norms"}),
+        pytest.param(other_decay, "muon", {"norms"}, marks=pytest.mark.slow),
         (other_decay, "adamw", {"norms"}),
         (no_clipping, "muon", {"clipped"}),
         (other_config(beta1=0.91), "muon", {"norms", "loss"}),
-        (other_config(beta2=0.951), "adamw", {"norms"}),
+        pytest.param(other_config(beta2=0.951), "adamw", {"norms"}, marks=pytest.mark.slow),
         (other_weights, "muon", {"norms", "gradient"}),
         (other_order, "adamw", {"loss", "samples"}),
         (other_end, "adamw", {"learning"}),
         (other_mean, "muon", {"evaluation"}),
-        (other_windows, "adamw", {"evaluation", "scored"}),
+        pytest.param(other_windows, "adamw", {"evaluation", "scored"}, marks=pytest.mark.slow),
     ],
 )
 def test_changed_code_makes_rows_stale(monkeypatch, change, arm, shown):

@@ -2,10 +2,11 @@
 not learned or not run is not on it."""
 
 import runpy
+import shutil
 
 import pytest
 
-from bench.ablation import figures, page, report, tables
+from bench.ablation import comparisons, figures, page, report, tables, worth
 from common.files import ROOT
 from helpers.sweeps import make_sweep, write_lines
 
@@ -29,23 +30,46 @@ CONFIG = {
 }
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Few resamples, and reports without figures."""
+    monkeypatch.setattr(comparisons, "RESAMPLES", 99)
+    monkeypatch.setattr(worth, "DRAWS", 200)
+    items = [item for item in report.ITEMS if item[2] == "first"]
+    monkeypatch.setattr(report, "ITEMS", items)
+    monkeypatch.setattr(figures, "saved", lambda *_, **__: b"a picture")
+
+
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """A function that writes the page of tmp_path, without pictures, and returns its content."""
-    made, kind = [], page.Page
-    monkeypatch.setattr(figures, "saved", lambda *_, **__: b"a picture")
-    monkeypatch.setattr(page, "Page", lambda *given: made.append(kind(*given)) or made[-1])
+    """A function that writes the page of tmp_path, and returns its content."""
+    pages = []
+    kind = page.Page
+
+    def make(config, sections):
+        pages.append(kind(config, sections))
+        return pages[-1]
 
     def write():
-        page.write(CONFIG, sorted(path.parent for path in tmp_path.rglob("sweep.json")), tmp_path)
-        return made[-1]
+        folders = sorted(path.parent for path in tmp_path.rglob("sweep.json"))
+        page.write(CONFIG, folders, tmp_path)
+        return pages[-1]
 
+    monkeypatch.setattr(page, "Page", make)
     return write
+
+
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """The page has no pictures. Returns the function that draws them."""
+    draw = page.pictures_of
+    monkeypatch.setattr(page, "pictures_of", lambda made: {})
+    return draw
 
 
 def shelf(out, steps=2000, **keys):
     usual = {"effects": EFFECTS, "diverged": (), "stale": False, "seeds": 6, "noise": 0.003}
-    return make_sweep(out, max_iters=steps, **usual | keys)
+    return make_sweep(out, max_iters=steps, curve_points=5, **usual | keys)
 
 
 def test_the_page_says_what_the_sweeps_say(written, tmp_path):
@@ -73,7 +97,9 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     assert {"example", "swaps", "rates", "worths", "published"} <= pictures
 
 
-def test_what_the_test_split_or_another_optimizer_does_not_show_is_marked(written, tmp_path):
+def test_what_the_test_split_or_another_optimizer_does_not_show_is_marked(
+    written, tmp_path, without_pictures
+):
     shelf(tmp_path / "gpt2", test_split=True)
     _, lines, _ = shelf(tmp_path / "llama", 1000, test_split=True)
     for line in lines:
@@ -91,12 +117,11 @@ def test_what_the_test_split_or_another_optimizer_does_not_show_is_marked(writte
     text = (tmp_path / "index.md").read_text()
     assert "RoPE\u2020" in text and "\u2021 | hurts, " in text
     assert "- **Hurts LLaMA with AdamW, helps with Muon**: RoPE\n" in text
-    title = page.pictures_of(made)["tests"].axes[0].get_title("left")
+    title = without_pictures(made)["tests"].axes[0].get_title("left")
     assert "Of 3 differences" in title and "show 2, do not show 1, and contradict 0" in title
 
 
-@pytest.mark.parametrize(("column", "beside"), [("smaller", ""), ("larger", "text")])
-def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path, column, beside):
+def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path):
     """Titles of the figure: what the other size agrees with, contradicts and adds."""
     small = EFFECTS | {"rope": 0.06, "swiglu": -0.05}
     worse = EFFECTS | dict.fromkeys(("rope", "swiglu", "no biases"), 0.05)
@@ -105,15 +130,18 @@ def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path, col
     shelf(tmp_path / "plays", 1500, effects=worse)
     folders = [tmp_path / name for name in ("gpt2", "other", "plays")]
     first, other, plays = (report.judge([folder])[0] for folder in folders)
-    sections = {"gpt2": plays, "gpt2/python": first} if beside else {"gpt2": first}
-    made = page.Page(CONFIG, sections | {f"gpt2/{CONFIG['columns'][column]}": other})
-    assert ("gpt2", column) not in made.shelves
-    title = page.pictures_of(made)[column].axes[0].get_title("left")
-    assert "Of 2 decisions of" in title and "agrees with 1\nand contradicts 1. It adds 1" in title
-    assert "Rank correlation \u22120.50 of 3 parts." in title
+    smaller = {"gpt2": first, "gpt2/small": other}
+    larger = {"gpt2": plays, "gpt2/python": first, "gpt2/large": other}
+    for column, sections in (("smaller", smaller), ("larger", larger)):
+        made = page.Page(CONFIG, sections)
+        assert ("gpt2", column) not in made.shelves
+        title = page.pictures_of(made)[column].axes[0].get_title("left")
+        assert "Of 2 decisions of" in title
+        assert "agrees with 1\nand contradicts 1. It adds 1" in title
+        assert "Rank correlation \u22120.50 of 3 parts." in title
 
 
-def test_what_has_not_learned_or_not_run_is_not_on_the_page(written, tmp_path):
+def test_what_has_not_learned_or_not_run_is_not_on_the_page(written, tmp_path, without_pictures):
     counted = {"best": [5, 1.7], "trigrams": 1.8}  # the base ends at 1.75
     shelf(tmp_path / "gpt2", ngrams=counted, diverged=("swiglu",))
     shelf(tmp_path / "llama", 1000, screening=True, curve=[])
@@ -121,6 +149,7 @@ def test_what_has_not_learned_or_not_run_is_not_on_the_page(written, tmp_path):
     made = written()
     assert list(made.here) == ["gpt2"] and not made.has_answer()
     assert "5-grams of this text" in (tmp_path / "index.html").read_text()
+    shutil.rmtree(tmp_path / "llama")
     shelf(tmp_path / "gpt2", ngrams={"best": [5, 1.6], "trigrams": 1.7})
     assert written().measured == []
     assert "Nothing to show yet." in (tmp_path / "index.md").read_text()

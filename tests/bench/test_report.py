@@ -13,6 +13,13 @@ FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "diverged": ()
 
 
 @pytest.fixture
+def tables_alone(monkeypatch):
+    """Reports without figures."""
+    items = [item for item in report.ITEMS if item[2] != "figures"]
+    monkeypatch.setattr(report, "ITEMS", items)
+
+
+@pytest.fixture
 def not_saved(monkeypatch):
     """Figures are drawn, with their layout and warnings, but not saved."""
 
@@ -116,10 +123,13 @@ def test_a_report_holds_what_reproduces_the_sweep(written):
         assert words in text, words
 
 
-def test_pictures_are_files_and_bars_in_names_are_escaped(written, tmp_path):
+def test_pictures_are_files(written):
     pictures = re.findall(r"!\[.+?\]\((.+?)\)", text_of(written))
     assert pictures == [f"{name}.png" for name in FIGURES]
     assert all((written / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+def test_bars_in_names_are_escaped(tmp_path, tables_alone):
     make_sweep(tmp_path, effects={"base": 0.0, "a|b": -0.1}, diverged=(), stale=False)
     report.write(report.judge([tmp_path]))
     assert "| a\\|b | better |" in text_of(tmp_path)
@@ -136,10 +146,14 @@ def test_files_for_a_paper_are_written_on_request(written):
     assert "\\toprule" in latex and latex.isascii()
 
 
-def test_the_same_rows_give_the_same_files(tmp_path):
+def test_the_same_rows_give_the_same_files(tmp_path, monkeypatch):
+    with_one_figure = [item for item in report.ITEMS if item[2] != "figures"]
+    with_one_figure.append((figures.forest, "Differences", "figures"))
+    monkeypatch.setattr(report, "ITEMS", with_one_figure)
     for name in ("a", "b"):
         make_sweep(tmp_path / name / "sweep", **FEW)
         report.write(report.judge([tmp_path / name / "sweep"]))
+    assert (tmp_path / "a/sweep/forest.png").exists()
     for path in (tmp_path / "a/sweep").iterdir():
         if path.name != "history.jsonl":
             assert path.read_bytes() == (tmp_path / "b/sweep" / path.name).read_bytes(), path.name
@@ -152,12 +166,10 @@ def test_the_same_rows_give_the_same_files(tmp_path):
     "keys",
     [
         {"seeds": 1},
-        {"costs": False, "lr_grid": [1], "chosen_lr": {}},
+        {"costs": False, "lr_grid": [1], "chosen_lr": {}, "looks": [2, 5, 9]},
         {"diverged": ("base", "rope")},
         {"killed": ("base", "base-again")},
-        {"curve": [], "margin": None, "margin_source": None},
-        {"looks": [2, 5, 9]},
-        {"curve_points": 1},
+        {"curve": [], "margin": None, "margin_source": None, "curve_points": 1},
         {"noise": 0.0},
         {"effects": {"base": 0.0}},
         {"screening": True, "seeds": 3, "lr_grid": [1], "chosen_lr": {}, "curve": []},
@@ -180,14 +192,14 @@ def test_at_the_shared_rate_an_arm_is_compared_with_what_it_is_measured_against(
     assert figures.forest(section).axes[0].get_xlim()[1] < 2  # alibi is an arrow
 
 
-def test_no_rows_yet(tmp_path, not_saved):
+def test_no_rows_yet(tmp_path, tables_alone):
     make_sweep(tmp_path, **FEW)
     (tmp_path / "rows.jsonl").write_text("")
     report.write(report.judge([tmp_path]))
     assert table_of(tmp_path, "change")["rope"]["verdict"] == "not run"
 
 
-def test_wrong_answers_stand_beside_the_loss(tmp_path, not_saved):
+def test_wrong_answers_stand_beside_the_loss(tmp_path, tables_alone):
     _, rows, _ = make_sweep(tmp_path, **FEW)
     wrong = [0.0 if row["arm"] == "rope" else 0.6 for row in rows]
     shares = [{"wrong_answers": share, "wrong_tokens": share / 2} for share in wrong]
@@ -196,7 +208,7 @@ def test_wrong_answers_stand_beside_the_loss(tmp_path, not_saved):
     assert table_of(tmp_path, "change")["rope"]["wrong answers"] == "0.0%"
 
 
-def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_path, not_saved):
+def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_path, tables_alone):
     make_sweep(tmp_path / "a", **FEW)
     _, rows, _ = make_sweep(tmp_path / "b", **FEW, hardware="H200")
     rows = [row | {"seed": row["seed"] + 20} for row in rows if row["purpose"] == "report"]
@@ -208,7 +220,7 @@ def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_pat
     sweeps = report.judge(folders)
     assert [[path.name for path in sweep.folders] for sweep in sweeps] == [["a", "b"], ["c"], ["d"]]
     assert len(sweeps[0].reported("rope")) == 10 and sweeps[0].costs.machine.nunique() == 2
-    assert report.write(report.judge(folders)) == tmp_path / "a/report.md"
+    assert report.write(sweeps) == tmp_path / "a/report.md"
     assert "machines are joined: their runs of the base" in text_of(tmp_path / "a")
     assert titles_of(tmp_path / "c")[0] == "Another?"
     assert not (tmp_path / "b/report.md").exists()
@@ -239,8 +251,8 @@ CHANGES = {  # what must be said -> the change of the clean sweep
         "base_values": {"max_iters": 10, "batch_size": 4, "block_size": 25, "learning_rate": 1e-3},
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
-    "of the text that it sees. So this is a screening, and its words are those of one. 1.751 beside"
-    " 1.700 of trigrams, 1.600 of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
+    "of the text that it sees. So this is a screening, and uses the words of a screening. 1.751"
+    " beside 1.700 of trigrams, 1.600 of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
     "it beats trigrams, but not the best n-grams of its text. 1.751": {
         "ngrams": {"trigrams": 1.8, "best": [5, 1.6]}
     },
@@ -271,7 +283,7 @@ def test_caveats_are_computed_from_the_data(tmp_path, words):
     assert words in said(tmp_path, **CLEAN | CHANGES[words])
 
 
-def test_what_changed_after_a_report_is_said(tmp_path, not_saved):
+def test_what_changed_after_a_report_is_said(tmp_path, tables_alone):
     for more in ({}, {"margin": 0.02, "margin_source": "given"}):
         make_sweep(tmp_path, **CLEAN, **more)
         report.write(report.judge([tmp_path]))

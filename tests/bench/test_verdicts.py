@@ -1,7 +1,6 @@
 """The verdicts of a sweep: on synthetic sweeps whose truth is known, and on cases that a simpler
 rule gets wrong. Where that rule is short, the test computes it, too, and shows that it fails."""
 
-import json
 import math
 
 import numpy as np
@@ -11,38 +10,9 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import comparisons, contrasts, looks, power, rows, verdicts
+from bench.ablation import comparisons, looks, rows, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
-from helpers.sweeps import make_sweep, write_lines
-from training.run_folder import read_rows
-
-CALM = {"diverged": (), "stale": False}
-ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
-
-
-def judge(sweep, lines, prices=(), **given):
-    """(table, {name: row}, facts) of a sweep's verdicts."""
-    plan = rows.complete(sweep)
-    table, facts = verdicts.judge(rows.table(lines, plan, list(prices)), plan, **given)
-    return table, table.set_index("name").to_dict("index"), facts
-
-
-def judged(folder, **keys):
-    """(table, {name: row}, facts) of the verdicts of a sweep with these settings."""
-    sweep, lines, _ = make_sweep(folder, **keys)
-    return judge(sweep, lines)
-
-
-def reported(lines, *arms):
-    runs = [line for line in lines if line["arm"] in arms and line["purpose"] == "report"]
-    return np.array([run["final_report"] for run in runs], float)
-
-
-def with_runs(lines, arm, change):
-    """The lines, with what `change` says of the seed of each reported run of an arm."""
-    is_run = lambda line: line["arm"] == arm and line["purpose"] == "report"
-    return [line | (change(line["seed"]) if is_run(line) else {}) for line in lines]
-
+from helpers.sweeps import CALM, ROPE, judge, judged, make_sweep, reported, with_runs
 
 DIVERGED = {"status": "diverged", "final_report": None}
 
@@ -80,7 +50,7 @@ def test_a_difference_needs_both_tests_and_enough_runs():
         assert compare([group, control], 2)[1] == pytest.approx(max(ties))
     assert stats.ttest_ind(calm, control, equal_var=False).pvalue < 1e-5
     assert compare([calm, control], 1, least=5)[:2] == (1, 1)
-    assert [power.least_runs(family) for family in (6, 7, 25, 26)] == [5, 8, 8, 12]
+    assert [looks.least_runs(family) for family in (6, 7, 25, 26)] == [5, 8, 8, 12]
 
 
 def test_fisher_s_test_is_the_library_s_where_an_arm_fails_more_often():
@@ -180,119 +150,6 @@ def test_a_screening_says_larger_than_the_noise_or_not_seen(tmp_path):
     assert words["post"] == "fails 3 of 3" and words["base-again"] == "noise"
 
 
-# ---------------------------------------------------------------- looks
-
-
-def test_a_claim_that_all_runs_together_do_not_bear_is_taken_back(tmp_path):
-    """The direction is that of the evidence that decided. The least p over the looks, with the sign
-    of all runs, would say worse."""
-    given = {"effects": ROPE | {"rope": 0.012}, "noise": 0.002, "looks": [5, 12]}
-    sweep, lines, _ = make_sweep(tmp_path, seeds=12, **given, **CALM)
-    low = {"final_report": 1.72}  # 0.01 below the base
-    lines = with_runs(lines, "rope", lambda seed: low if seed < 5 else {})
-    at_first = [line for line in lines if line["purpose"] != "report" or line["seed"] < 5]
-    assert judge(sweep, at_first)[1]["rope"]["verdict"] == "better"
-    rope = judge(sweep, lines)[1]["rope"]
-    assert rope["verdict"] == "undecided" and rope["p_holm"] < 0.05 and rope["difference"] > 0
-    assert rope["reason"] == "seen at a look, but not by all runs together"
-
-
-@pytest.mark.parametrize(
-    ("tests", "shares", "verdict"),  # (p, p of a tie, difference) at each look
-    [
-        ([(1e-4, 1, -1), (0.01, 1, -0.5)], [0.45, 0.45], "better"),
-        ([(1e-4, 1, -1), (0.01, 1, 0.5)], [0.45, 0.45], "undecided"),
-        ([(1e-4, 1, -1), (0.06, 1, -0.5)], [0.45, 0.45], "undecided"),
-        ([(1e-4, 1, -1), (1e-6, 1, 0.5)], [0.45, 0.45], "worse"),
-        ([(0.5, 1e-4, 0.1), (0.5, 0.01, 0.1)], [0.45, 0.45], "tie"),
-        ([(0.5, 1e-4, 0.1), (0.5, 0.06, 0.1)], [0.45, 0.45], "undecided"),
-        ([(1, 1, 0), (1e-4, 1, -1)], [0.9, 0.0], "undecided"),  # no look of its own
-    ],
-)
-def test_the_direction_is_that_of_the_deciding_look(tests, shares, verdict):
-    p, p_tie, difference = (np.array(column, float)[:, None] for column in zip(*tests, strict=True))
-    assert contrasts.family_verdicts(p, p_tie, difference, shares)["verdict"][0] == verdict
-
-
-def look_again(folder, **keys):
-    """(facts, lines of the history) of a report in a folder with a sweep of these settings."""
-    make_sweep(folder, effects=keys.pop("effects", ROPE), **CALM, **keys)
-    return report([folder])[1], read_rows(folder / "history.jsonl", looks.is_line)
-
-
-def report(folders):
-    """(table, facts) of a report of some folders, which their histories note."""
-    ((plan, paths),) = rows.sweeps(folders)
-    history = looks.read(paths, plan)
-    runs = rows.load(paths)
-    table, facts = verdicts.judge(runs, plan, history)
-    looks.record(paths, plan, runs, table, facts, history)
-    return table, facts
-
-
-def shares_of(facts, key="share"):
-    return pytest.approx([getattr(look, key) for look in facts.looks])
-
-
-def test_each_report_adds_what_it_read_to_the_history(tmp_path):
-    _, lines = look_again(tmp_path, seeds=3)
-    assert len(lines) == 1 and lines[0]["arms"] == ["rope"] and lines[0]["looks"] == [3]
-    assert lines[0]["runs"]["rope"] == [0, 1, 2]
-    assert len(look_again(tmp_path, seeds=3)[1]) == 1  # it read nothing new
-    assert len(look_again(tmp_path, seeds=3, margin=0.02)[1]) == 2
-
-
-def test_more_seeds_after_a_report_are_a_look_that_nobody_planned(tmp_path):
-    for seeds, shares in ((3, [0.9, 0]), (6, [0.9, 0.05, 0]), (9, [0.9, 0.05, 0.025, 0])):
-        assert shares == shares_of(look_again(tmp_path, seeds=seeds)[0])
-    assert shares_of(look_again(tmp_path / "new", seeds=6)[0]) == [0.9, 0]  # one planned look
-
-
-def test_controls_that_are_added_after_a_look_do_not_take_it_again(tmp_path):
-    sweep, lines, _ = make_sweep(tmp_path, seeds=12, looks=[5], effects=ROPE, **CALM)
-    lines = [line for line in lines if line["arm"] != "rope" or line["seed"] < 5]
-    write_lines(tmp_path, [line for line in lines if line["arm"] == "rope" or line["seed"] < 4])
-    first, _ = report([tmp_path])
-    write_lines(tmp_path, lines)
-    (tmp_path / "sweep.json").write_text(json.dumps(sweep | {"controls": 14}))
-    again, facts = report([tmp_path])
-    assert (first.n_control[0], again.n_control[0]) == (8, 14) and shares_of(facts) == [0.9, 0]
-    assert again.p_looks.equals(first.p_looks) and report([tmp_path])[0].equals(again)
-
-
-def test_a_second_report_of_the_same_runs_says_the_same(tmp_path):
-    """With more runs than planned, also of the rung that another one is compared with."""
-    effects, arms = ROPE | {"swiglu": -0.07}, {"swiglu": {"against": "rope"}}
-    make_sweep(tmp_path, seeds=7, looks=[5], effects=effects, arms=arms, **CALM)
-    first, _ = report([tmp_path])
-    assert report([tmp_path])[0].p_looks.equals(first.p_looks)
-
-
-def test_another_margin_or_list_of_arms_leaves_its_trace(tmp_path):
-    look_again(tmp_path, seeds=5)
-    margin, _ = look_again(tmp_path, seeds=5, margin=0.02)
-    assert shares_of(margin) == [0.9, 0] and shares_of(margin, "tie_share") == [0.05, 0]
-    effects = {"base": 0.0, "base-again": 0.0, "gqa": 0.0}
-    assert look_again(tmp_path, effects=effects)[0].family == 2  # rope was there, too
-
-
-def test_rows_in_another_folder_do_not_hide_a_look(tmp_path):
-    look_again(tmp_path / "a", seeds=3)
-    make_sweep(tmp_path / "b", seeds=6, effects=ROPE, **CALM)
-    assert shares_of(report([tmp_path / "a", tmp_path / "b"])[1]) == [0.9, 0.05, 0]
-    assert len((tmp_path / "b/history.jsonl").read_text().splitlines()) == 1
-
-
-def test_a_report_of_an_unfinished_sweep_spends_nothing(tmp_path):
-    _, lines, _ = make_sweep(tmp_path, seeds=8, effects=ROPE, **CALM)
-    for end in (2, 4, 6, 8):
-        part = [line for line in lines if line["purpose"] != "report" or line["seed"] < end]
-        write_lines(tmp_path, part)
-        frame, facts = report([tmp_path])
-        assert (frame.verdict[0] == "better") == (end == 8)
-    assert shares_of(facts) == [0.9, 0]
-
-
 # ---------------------------------------------------------------- not to learn is an outcome
 
 NGRAMS = {"ngrams": {"trigrams": 1.9, "best": [5, 1.8]}}  # GPT-2 of these sweeps: 1.75
@@ -385,29 +242,6 @@ def test_fewer_than_50_blocks_give_no_interval_over_the_text(tmp_path):
     for count, known in ((50, True), (49, False), (2, False), (0, False)):
         cut = [line | {"blocks": line["blocks"][:count]} for line in lines]
         assert math.isfinite(judge(sweep, cut)[1]["rope"]["text_low"]) == known
-
-
-# ---------------------------------------------------------------- how many seeds
-
-
-def test_more_seeds_are_as_many_as_the_power_needs(tmp_path):
-    effects = ROPE | {"swiglu": -0.010}
-    sweep, lines, _ = make_sweep(tmp_path, effects=effects, noise=0.01, seeds=5, **CALM)
-    frame, found, facts = judge(sweep, lines)
-    row = found["swiglu"]
-    assert row["verdict"] == "undecided" and 1 <= row["more_seeds"] < 300
-    n = row["n"] + row["more_seeds"]
-    z = stats.norm.isf(0.05 * 0.05 / 2 / 2)  # the first look beyond the plan, Holm's first step
-    chance = stats.norm.sf(z - abs(row["difference"]) / (row["se"] * math.sqrt(5 / n)))
-    assert chance == pytest.approx(0.8, abs=0.06)
-    wide = judge(sweep | {"looks": [5, 60]}, lines)[1]["swiglu"]
-    assert wide["more_seeds"] >= 55  # at least up to the next look
-    assert facts.smallest_visible == pytest.approx(0.01 * 2.5, rel=0.5)
-
-
-def test_the_power_to_differ_is_that_of_the_noncentral_t():
-    chance = power.to_differ(2.0, 1.0, 10, 0.05)
-    assert chance == pytest.approx(stats.nct.sf(stats.t.isf(0.025, 10), 10, 2.0))
 
 
 # ---------------------------------------------------------------- many sweeps

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.ablation.turns import ratio
+from bench.ablation.step_times import ratio
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import Runtime

@@ -1,4 +1,4 @@
-"""A stand-in for train.py that a sweep can run in milliseconds, and the fixtures that drive it."""
+"""A stand-in for train.py that a sweep runs in milliseconds, and the fixtures that drive it."""
 
 from pathlib import Path
 
@@ -8,6 +8,8 @@ import ablate
 from bench.ablation import arms, fingerprint, report, runs, settings, step_times
 from common.configurator import build
 from common.runtime import versions
+from parts import costs
+from parts.architectures import configure
 from training.run_folder import read_rows
 
 # What train.py shows from the outside. The words of an arm say what happens: rope is better by
@@ -139,6 +141,17 @@ def same_code(monkeypatch):
     monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.0]})
 
 
+def made_up_times(arms, threads, rounds=None, tries=1):
+    """The rows of time_arms, without training steps."""
+    rows = []
+    for name, values in arms.items():
+        model = configure(values, as_variant=True)
+        row = {"arm": name, "parameters": costs.parameters(model), "threads": threads}
+        row |= {"milliseconds_per_step": {"median": 1.0}, "step_ratio": None}
+        rows.append(row | {"quiet": True, "disturbed": ""})
+    return rows, {}
+
+
 @pytest.fixture
 def quick(monkeypatch, same_code):
     """A report that these tests do not read, and short measurements."""
@@ -153,9 +166,7 @@ def quick(monkeypatch, same_code):
     monkeypatch.setattr(report, "judge", lambda outs: outs)
     monkeypatch.setattr(report, "write", write)
     monkeypatch.setattr(report, "terminal", lambda outs: "the table")
-    monkeypatch.setattr(step_times, "ROUNDS", 1)
-    monkeypatch.setattr(step_times, "why_disturbed", lambda *args: "")
-    monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: True)
+    monkeypatch.setattr(step_times, "time_arms", made_up_times)
     monkeypatch.setattr(runs, "measure_trained", not_measured)
     monkeypatch.setattr(runs, "POLL", 0.02)
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from bench.ablation import contrasts
 from bench.ablation.contrasts import compare, contrast, pooled_variance
-from bench.ablation.looks import control_runs, share_of
-from bench.ablation.power import ALPHA, least_runs
+from bench.ablation.looks import ALPHA, control_runs, least_runs, share_of
 from common.files import ROOT
 
 PAGE = ROOT / "bench" / "results" / "simulation.md"

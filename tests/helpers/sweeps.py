@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.ablation import rows, verdicts
 from bench.ablation.looks import control_runs
 
 EFFECTS = {  # arm -> planted effect on the final loss
@@ -224,3 +225,33 @@ def cost_of(name, i, hardware):
         "hardware": hardware,
         "code_hash": "code1",
     }
+
+
+# ---------------------------------------------------------------- its verdicts
+
+CALM = {"diverged": (), "stale": False}
+ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
+
+
+def judge(sweep, lines, prices=(), **given):
+    """(table, {name: row}, facts) of a sweep's verdicts."""
+    plan = rows.complete(sweep)
+    table, facts = verdicts.judge(rows.table(lines, plan, list(prices)), plan, **given)
+    return table, table.set_index("name").to_dict("index"), facts
+
+
+def judged(folder, **keys):
+    """(table, {name: row}, facts) of the verdicts of a sweep with these settings."""
+    sweep, lines, _ = make_sweep(folder, **keys)
+    return judge(sweep, lines)
+
+
+def reported(lines, *arms):
+    runs = [line for line in lines if line["arm"] in arms and line["purpose"] == "report"]
+    return np.array([run["final_report"] for run in runs], float)
+
+
+def with_runs(lines, arm, change):
+    """The lines, with what `change` says of the seed of each reported run of an arm."""
+    is_run = lambda line: line["arm"] == arm and line["purpose"] == "report"
+    return [line | (change(line["seed"]) if is_run(line) else {}) for line in lines]
