@@ -66,7 +66,7 @@ def steps(
     """Continue idx (B, T): yields a Step max_new_tokens times.
 
     seeds: one per row; the random draws of a row depend on its own seed alone. drawing: keyword
-    arguments of `probabilities`. The other arguments are those of Reader."""
+    arguments of `probabilities`. Reader explains the other arguments."""
     reader = Reader(model, context, vocab_size, use_cache, pad)
     seeds = range(idx.size(0)) if seeds is None else seeds
     generators = [torch.Generator(idx.device).manual_seed(seed) for seed in seeds]
@@ -198,7 +198,7 @@ class Opened(NamedTuple):
 
 
 def is_run(name):
-    """Whether a name is that of a run folder, and not of pretrained weights."""
+    """Whether a name stands for a run folder, and not for pretrained weights."""
     return Path(name, "ckpt").is_dir()
 
 

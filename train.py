@@ -66,7 +66,7 @@ def open_data(config, runtime):
 
 
 def prepare_missing(folder):
-    """Prepare a dataset that is not there, if its name is that of a small text."""
+    """Prepare a dataset that is not there, if its name stands for a small text."""
     if token_files.is_prepared(folder):
         return
     from prepare import SMALL, prepare  # here, since it is rarely needed
@@ -219,7 +219,7 @@ def train_step(run):
     runtime = run.runtime
 
     # The micro-batches of this rank, and the number of targets in the global batch. All have the
-    # same number, except where a mask takes some tokens out of the loss, such as those of prompts.
+    # same number, except where a mask takes the tokens of prompts out of the loss.
     micro_batches = run.loader.get(run.step)
     all_targets = config.gradient_accumulation_steps * micro_batches[0].n_targets
     if run.samples.masked:

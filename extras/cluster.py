@@ -6,7 +6,7 @@ Run a sweep on a Ray cluster, or write its runs as SLURM array jobs:
 
 All nodes must see this repo and the sweep's folder under the same paths. With ray, --workers=N
 puts N runs on each GPU. With slurm, this command writes one array job: start it with sbatch, and
-type the command again when it has ended, until all runs are done. The keys are those of
+type the command again when it has ended, until all runs are done. It takes the keys of
 bench/ablate.py, and:
 """
 

@@ -124,7 +124,7 @@ def check_device(run):
 
 
 def check_compile(run):
-    """Compare the loss of the compiled model with that of the eager one."""
+    """Compare the loss of the compiled model with the loss of the eager one."""
     runtime = run.runtime
     if not runtime.compile:
         return True, "not compiled"
@@ -219,8 +219,8 @@ class Gradients(torch.optim.SGD):
 
 
 def check_accumulation(run):
-    """Compare the loss and gradient of one batch of four samples with those of four micro-batches
-    of one. The first two samples have few targets."""
+    """Compare the loss and gradient of one batch of four samples with the sums over four
+    micro-batches of one. The first two samples have few targets."""
     config = run.model.config
     balanced = getattr(config, "mlp", "").startswith("moe") and config.moe_balance == "loss"
     if balanced or getattr(config, "norm", "") == "batchnorm":

@@ -57,7 +57,7 @@ def memory(run):
     block = 0
     activations = kept_bytes(run, run.net)
 
-    # Eager, the loss is in float32, and its gradient and that of its input are there at once. The
+    # Eager, the loss is in float32, with two gradients at once: its own and its input's. The
     # compiled backward pass makes one, in the format of the logits. With a small vocabulary, the
     # gradients inside the last MLP, 4C wide, take more.
     inside = 2 * item * tokens * 4 * c.n_embd

@@ -218,8 +218,8 @@ class MixedBatches:
         self.sources_of = functools.lru_cache(2)(self.shuffled_block)
 
     def shuffled_block(self, block):
-        """(BLOCK,) the source of each sample of a block. The 1 makes the random numbers differ
-        from those of the epochs."""
+        """(BLOCK,) the source of each sample of a block. The 1 gives it other random numbers
+        than the epochs have."""
         random = np.random.default_rng([self.seed, block, 1])
         return random.permutation(np.repeat(np.arange(len(self.orders)), self.shares))
 

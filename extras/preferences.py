@@ -15,7 +15,7 @@ that the run starts from. With the log-probability of a whole answer, in nats,
 The reference's log-probabilities are computed once, before the first step, and stored in every
 checkpoint with the optimizer's state, so that resuming does not need the first model.
 
-A preference is two answers to a prompt, of which one was chosen. Its tokens are those of two pairs
+A preference is two answers to a prompt, of which one was chosen. It is stored as two pairs
 (tokens/pairs.py), the chosen answer first, and the splits in meta.json hold their number.
 """
 

@@ -90,7 +90,7 @@ class Draft:
 
 
 def accept(drafted, q, p, generator):
-    """The tokens to keep: those of drafted (n,) before the first rejected one, and one more that
+    """The tokens to keep: drafted (n,) up to the first rejected one, and one more that
     the model draws.
 
     p (n + 1, V): the model's probabilities for each drafted token and the one after them. q (n, V):

@@ -1,7 +1,7 @@
 """python -m extras.tasks NAME [--seed=0] [--data_dir=data]
 
 Tasks that tell mixers apart: a loss on text hides what a mixer forgets, a wrong answer shows it.
-Writes the dataset task:NAME: samples with a mask, as those of prompts and answers, which train.py
+Writes the dataset task:NAME: samples with a mask, as prompts and answers have, which train.py
 trains and scores as they are. A sample is a line of random characters; what is learned is in []:
 
     copy        kTbQz|[kTbQz]         16 to 48 letters, once more (Jelassi et al. 2024,

@@ -71,7 +71,7 @@ def mlp_width(c):
 
 def parameter_table(c):
     """{part: parameters}, exact. `attention` is the mixer, of any kind. `norms` has all other
-    parameters of a block, also those of the slot residual."""
+    parameters of a block, also the parameters of the slot residual."""
     model = without_numbers(c)
     mixers = count(*(block.attn for block in model.blocks))
     mlps = count(*(block.mlp for block in model.blocks))

@@ -88,8 +88,8 @@ def quantize(module):
 def stack(w, name, groups, columns):
     """Store in w[name] (L, N, K) the weights of each group of layers, one below the other, and in
     w[name.scale] and w[name.bias] their scales and biases, if they have them. The layers become
-    views of these tensors, so that no weight is in memory twice. columns: whether those of a matrix
-    are contiguous, which a CPU's matrix library reads up to 1.6 times as fast."""
+    views of these tensors, so that no weight is in memory twice. columns: whether the columns of a
+    matrix are contiguous, which a CPU's matrix library reads up to 1.6 times as fast."""
     for part in ("weight", "scale", "bias"):
         if getattr(groups[0][0], part, None) is None:
             continue
@@ -259,7 +259,7 @@ def compile_step(config, w, path):
 
 class Fast(nn.Module):
     """A GPT or Llama that reads single tokens by `step` and everything else by its own forward
-    pass. It is called like the model and has the same config. columns: those of `stack`."""
+    pass. It is called like the model and has the same config. columns: as in `stack`."""
 
     def __init__(self, model, columns):
         super().__init__()

@@ -266,7 +266,7 @@ BYTES = {letter: byte for byte, letter in LETTERS.items()}
 def train_bpe(texts, vocab_size, documents=False, fewer=False):
     """A BPETokenizer of vocab_size tokens, or with `fewer` as many of them as the texts yield: the
     256 bytes, the merges of the pairs that are most frequent in `texts`, an iterator of str, and
-    <|endoftext|>. The texts are those of `encode_batches`.
+    <|endoftext|>. `encode_batches` explains the texts.
 
     Memory grows with the number of different words. Raises UserError if vocab_size is too small or
     too large, or the text too short for so many tokens."""
@@ -307,7 +307,7 @@ PIECE = 1 << 18  # characters that a thread encodes at a time
 def encode_batches(tokenizer, texts, documents):
     """Yield (ids, number of utf-8 bytes) in the order of `texts`, an iterator of str: of each of
     the `documents`, without an end-of-text token, or of the pieces of one text, however it was cut,
-    whose ids together are those of the text.
+    whose ids together are the ids of the text.
 
     Threads encode: tiktoken needs no lock of Python's. At most two pieces per core are in memory.
     Raises what the tokenizer's `encode` raises."""

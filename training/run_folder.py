@@ -220,7 +220,7 @@ def draw(rows, path, lines):
 
 # ---------------------------------------------------------------- where else the log goes
 # A logger is started by start(config, state, rows), where config holds the saved settings and rows
-# those of the run so far. It returns (write(row), close()).
+# the log of the run so far. It returns (write(row), close()).
 
 
 def start_tensorboard(config, state, rows):

@@ -174,7 +174,7 @@ class Settings(NamedTuple):
     """The combined settings of the command line, the config files and the checkpoint to resume."""
 
     config: TrainConfig
-    model: dict  # {key: value}: those of MODEL_KEYS that were given or stored
+    model: dict  # {key: value} of the MODEL_KEYS that were given or stored
     folder: Path | None  # the checkpoint with the first weights: of this run or of another
     state: dict | None  # stored in the checkpoint of a resumed run: step, best loss, ...
     command_line: Given  # with its config files
@@ -334,7 +334,7 @@ def keep_device(stored, given):
 
 
 def first_state(given, fingerprint):
-    """The state that a run starts from: that of the checkpoint, or a new one. Raises UserError if
+    """The state that a run starts from: the stored one, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
     new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "order": ORDER}
     state = given.state or new | {"data": fingerprint}

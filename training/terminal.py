@@ -314,7 +314,7 @@ def print_how_to_continue(run):
 
 def closing_prompt(split, tokenizer):
     """(prompt, where to stop) of the sample at the end: the first prompt of the validation split if
-    the data are prompts and answers, else that of a new text: none if a special token starts it."""
+    the data are prompts and answers, else the beginning of a new text (a special token is none)."""
     special = {tokenizer.bos, *tokenizer.stops} - {None}
     newline = "" if special else tokenizer.decode([tokenizer.end])
     if not isinstance(split, Pairs):

@@ -287,7 +287,7 @@ def extrapolation(section, arms=None):
         axes.plot(places, window, ":", color=style["color"], linewidth=1.2)
     ticks = sorted({int(k) for arm in shown for k in losses[arm]})
     log_axis(axes, ticks, [f"{k}×" for k in ticks])
-    axes.set(xlabel="context, times that of training", ylabel="loss, nats per token")
+    axes.set(xlabel="context, times the training context", ylabel="loss, nats per token")
     legend(figure, section, shown, linestyle="-")
     return figure
 

@@ -17,7 +17,7 @@ from bench.ablation.caveats import replicate_differs
 from common.files import write as write_file
 
 BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
-HERE = ""  # the column of a shelf itself, beside those of config/answer/page.py
+HERE = ""  # the column of a shelf itself, beside the columns of config/answer/page.py
 
 
 # ---------------------------------------------------------------- the estimates of a part

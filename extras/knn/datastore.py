@@ -4,7 +4,7 @@ datastore holds, for each token of a text, the hidden state before it as a key: 
 block's MLP reads, after its norm (the paper's choice), (C,). The next token is then drawn from
 
     p(y) = weight * p_knn(y) + (1 - weight) * p_model(y)
-    p_knn(y) ~ sum of exp(-d / temperature) over those of the nearest keys whose token is y
+    p_knn(y) ~ sum of exp(-d / temperature) over the nearest keys whose token is y
 
 with squared Euclidean distances d. Another datastore changes what a model knows without training.
 
@@ -102,7 +102,7 @@ class Datastore:
 
 
 class WithNeighbours(torch.nn.Module):
-    """A model whose logits are those of the mixture. It is called as a model for sampling is."""
+    """A model that gives the logits of the mixture. It is called as a model for sampling is."""
 
     def __init__(self, model, store):
         super().__init__()

@@ -3,7 +3,7 @@ python -m extras.serve RUN [RUN] [--port=8000] [--start="ROMEO:"]
 
 A page on which one model writes, or two side by side, token by token. RUN is a run folder, or
 pretrained weights as in sample.py --init_from. The page begins with the settings of the command
-line, which are those of sample.py. It needs starlette and uvicorn.
+line, which sample.py takes, too. It needs starlette and uvicorn.
 """
 
 from dataclasses import dataclass

@@ -142,8 +142,8 @@ def write(opened, config, prompt, kept):
     """Continue a prompt and the tokens `kept` after it. Yields dictionaries: the tokens that the
     model reads first, with their texts; each new token with its text (empty for a token that ends
     within a character, which belongs to the last of its tokens), its surprise in nats and the
-    likeliest tokens instead of it; and why the text ends, with the rest of the text. The texts
-    together are that of sample.py's first sample."""
+    likeliest tokens instead of it; and why the text ends, with the rest of the text. All texts
+    together are sample.py's first sample."""
     tokenizer = opened.tokenizer
     ids = tokenizer.prompt(prompt)
     ids += kept
