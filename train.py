@@ -155,7 +155,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=Non
     step_samples = config.batch_size * config.gradient_accumulation_steps
     tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
     flops = 6 * used_parameters(model) * tokens
-    reason = "as asked" if settings.state is None else "as set for this run"
+    reason = "as asked" if settings.state is None else "as when this run began"
     runtime.choose_compile(config.compile, flops, reason)
     kind = runtime.device.split(":")[0]
     device = kind if config.device == "auto" else config.device
@@ -168,7 +168,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=Non
     # AdamW updates all parameters; if Muon is chosen, it takes over the matrices of the blocks.
     optimizers = make_optimizers(model, config, runtime)
     loss_module = make_loss(model)
-    accumulates = config.gradient_accumulation_steps > runtime.world_size  # steps of all ranks
+    accumulates = config.gradient_accumulation_steps > runtime.world_size  # in each rank
     saved_config = asdict(config) | asdict(model.config) | settings.own
     run = Run(
         config=config,
@@ -193,7 +193,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=Non
 
 def load_state(run, folder):
     """Go on where a checkpoint was saved: load the state of the optimizers and of the scaler, and
-    the tensors that the loss keeps with the run, if it has any: their names begin with REFERENCE.
+    the tensors that a loss keeps with the run (ours keeps none): their names begin with REFERENCE.
     The weights are loaded already, in make_model."""
     stored = checkpoint.optimizer_tensors(folder)
     ranks.scatter(run.model, run.optimizers, stored)
@@ -228,8 +228,8 @@ def train_step(run):
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
     # micro-batch. The net gives the mean loss of a micro-batch's targets. It is weighted by their
-    # share of all targets, and by world_size, since averaging the ranks divides by it. The divisor
-    # is the reciprocal of both: without masks, the number of this rank's micro-batches.
+    # share of all targets, and by world_size, since averaging the ranks divides by it. One division
+    # does both, by what is, without masks, the exact number of this rank's micro-batches.
     loss_sum = torch.zeros((), device=runtime.device)
     for number, inputs, n_targets in micro_batches:
         torch.manual_seed(seed_for(config.seed, DROPOUT, run.step, number))

@@ -7,7 +7,7 @@ Measure how much each part matters: swap one part at a time, train with several 
     python bench/ablate.py config/answer/gpt2.py --also=small
 
 A sweep is a folder, out_dir. Stop it at any time; the same command continues it. The keys of
-train.py, except seed and the like, set the base, in a config file or on the command line. The
+train.py, except its seeds and out_dir, set the base, in a config file or on the command line. The
 sweep's own keys are:
 """
 
@@ -34,7 +34,8 @@ DRY_ROUNDS = 5  # rounds of timing in a dry run
 
 def plan(argv, trainer=runs.TRAINER, elsewhere=False):
     """Read the config of a command line, list its arms and check them. Returns [Sweep]: one for
-    each column that --also names, or one for the sweep itself."""
+    each column (another size, text or optimizer) that --also names, or one for the sweep itself.
+    trainer: the script that trains a run. elsewhere: the runs go to other machines."""
     sweeps = []
     for settings in read(argv, __doc__):
         arms = list_arms(settings.config, settings.base)

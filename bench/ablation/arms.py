@@ -1,6 +1,7 @@
 """
-The arms of a sweep. An arm is one change to the base; a design is a function that lists arms, and
-one word in DESIGN. All designs choose from the dictionaries of parts, so a new part is an arm too.
+The arms of a sweep. An arm is one change to the base. A design is a function (config, base) -> arms
+and one line in DESIGN: that is all it takes to add one. The axis of a slot tries every word of its
+dictionary, so a new part is an arm there.
 """
 
 import re
@@ -17,7 +18,7 @@ from training.settings import TrainConfig
 BASE = "base"  # the name of the arm that changes nothing
 SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
 NAMED_BY_WORD = ("position", "norm", "mlp", "mixer", "block")  # an arm is called rope, not position
-TRAINED_BY = ("optimizer", "schedule")  # keys of training that can be an axis
+TRAINING_AXES = ("optimizer", "schedule")  # keys of training that can be an axis
 
 
 @dataclass
@@ -28,9 +29,10 @@ class Arm:
     changes: dict  # {key of train.py: new value}
     against: str = BASE  # the arm that it is compared with
     replicate: bool = False  # whether it is the second copy of the base
+    # checks.py and identity.py fill in the rest.
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
-    match: dict | None = None
-    curve: float | None = None  # the base at this multiple of its tokens
+    match: dict | None = None  # {"kind", "mlp_width", "residual_percent"}: how it costs the same
+    curve: float | None = None  # a point of the curve: the base at this multiple of its tokens
     config_hash: str = ""
     code_hash: str = ""
 
@@ -60,10 +62,10 @@ def axis(config, base):
     """One arm for each word of the slot `axis`, except the base's own."""
     slot = config.axis
     if not words_of(slot):
-        slots = [key for key in [*keys(VariantConfig), *TRAINED_BY] if words_of(key)]
+        slots = [key for key in [*keys(VariantConfig), *TRAINING_AXES] if words_of(key)]
         raise UserError(f"no axis {slot}", "axis", "choose from " + ", ".join(slots))
     here = base_model(base)
-    default = getattr(TrainConfig if slot in TRAINED_BY else here, slot)
+    default = getattr(TrainConfig if slot in TRAINING_AXES else here, slot)
     arms = []
     for word in words_of(slot):
         if word == base.get(slot, default):
@@ -100,14 +102,15 @@ def by_hand(config, base):
 
 
 DESIGN = {
-    "leave_one_in": swap_each,  # each part in which LLaMA differs, alone in GPT-2
-    "leave_one_out": swap_each,  # each of them taken out of LLaMA
+    "leave_one_in": swap_each,  # in GPT-2, each part of LLaMA alone
+    "leave_one_out": swap_each,  # in LLaMA, each part of GPT-2 in its place
     "ladder": ladder,  # one part after the other
     "axis": axis,  # all words of one slot
-    "archs": dense_architectures,
-    "arms": by_hand,
+    "archs": dense_architectures,  # named architectures, such as mistral
+    "arms": by_hand,  # the key `arms` alone
 }
-STARTS_FROM = {"leave_one_in": "gpt2", "leave_one_out": "llama"}  # the model of the base
+# The base that a design needs. The others take any base.
+STARTS_FROM = {"leave_one_in": "gpt2", "leave_one_out": "llama"}
 
 
 # ---------------------------------------------------------------- all arms of a sweep
@@ -119,7 +122,8 @@ def list_arms(config, base):
     UserError for a design, an arm or an axis that does not exist."""
     check_designs(config, base)
     designs = config.designs
-    if not {"ladder", "arms"} & set(designs):
+    # Arms given by hand are added to every design. A ladder has them as its rungs.
+    if "ladder" not in designs and "arms" not in designs:
         designs = [*designs, "arms"]
     arms = [Arm(BASE, {})]
     for word in designs:
@@ -178,7 +182,7 @@ def base_model(base):
 
 
 def other_parts(base):
-    """{slot: word} of the other readable model, GPT-2 or LLaMA, where the base has another word."""
+    """{slot: word} of the other one of GPT-2 and LLaMA, where the base has another word."""
     other = "llama" if base.get("model", "gpt2") == "gpt2" else "gpt2"
     here = base_model(base)
     return {key: value for key, value in ARCH[other].items() if getattr(here, key) != value}
@@ -186,7 +190,7 @@ def other_parts(base):
 
 def words_of(key):
     """The words of a slot, or of a key of training that takes words; [] of any other key."""
-    kinds = keys(VariantConfig) | {name: keys(TrainConfig)[name] for name in TRAINED_BY}
+    kinds = keys(VariantConfig) | {name: keys(TrainConfig)[name] for name in TRAINING_AXES}
     return allowed(kinds[key])[1] if key in kinds else []
 
 

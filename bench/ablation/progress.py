@@ -59,6 +59,8 @@ def print_plan(sweep, jobs):
     if has_looks:
         time += " to the first look"
     say(f"{len(sweep.machine.slots)} at a time: {time}")
+    if any(row.get("quiet") is False for row in sweep.costs.values()):
+        say("other work slowed the timing: on a quiet machine it takes less")
     for seeds in sweep.looks:
         say(what_a_look_shows(sweep, seeds))
 

@@ -58,7 +58,7 @@ class AblateConfig:
     margin: Annotated[float, Range(least=0)] | None = None
     prompt: str = ""  # start of the samples in the report
     # the machines
-    workers: PositiveInt | None = None  # runs at a time; None: one per GPU
+    workers: PositiveInt | None = None  # runs at a time; None: one per GPU, or one on all cores
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
