@@ -255,7 +255,7 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
     print_help(argv, usage, classes, defaults)
     given = Given()
     known = keys(*classes)
-    renamed = renamed or {}
+    renamed = {"config": "name the file alone, without --config"} | (renamed or {})
     for arg in argv:
         if arg.startswith("-"):
             key, value = parse(arg, known, renamed)

@@ -138,7 +138,8 @@ def find_ranks():
     needed = set()
     if world_size != "1":
         needed = {"RANK", "MASTER_ADDR", "MASTER_PORT"}
-    if needed - os.environ.keys() or not (rank + world_size).isdecimal():
+    are_numbers = rank.isdecimal() and world_size.isdecimal()
+    if needed - os.environ.keys() or not are_numbers or int(rank) >= int(world_size):
         what = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT contradict each other"
         where = f"environment: RANK={rank} WORLD_SIZE={world_size}"
         raise UserError(what, where, "start with torchrun, or unset them")

@@ -97,3 +97,12 @@ def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(drive, out
     assert counts == {"base": 4, "base again": 3, "rope": 4, "gelu_erf": 2}
     assert {name[1] for name in rows_of(out)} == {5, 6, 7, 8}
     assert frames.plan(out)["looks"] == [2, 4]
+
+
+def test_arms_with_similar_names_have_folders_of_their_own(planned):
+    one = {"a b": dict(position="rope"), "a-b": dict(mlp="relu")}
+    sweep = planned(f"--arms={one!r}", "--match=none")
+    jobs = schedule.report_jobs(sweep)
+    assert len({job.out_dir for job in jobs}) == len(jobs)
+    assert any("/a-b-" in job.out_dir and "a-b-s0" not in job.out_dir for job in jobs)
+    assert any("/base-again-s" in job.out_dir for job in jobs)

@@ -84,6 +84,7 @@ def test_values(text, key, value):
         ("--n_kv_head=x", "n_kv_head must be int or None, not 'x'"),
         ("--batch_size", "batch_size has no value.*--batch_size=value"),
         ("-b=1", "cannot read -b=1.*--key=value"),
+        ("--config=x.py", "config is not a key.*without --config"),
         ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
         ("--n_kv_head=0", r"n_kv_head=0 is out of range \(--n_kv_head=0\): give 1 or more"),
         ("--dropout=1", "dropout=1.0 is out of range .*0 or more, below 1"),

@@ -126,6 +126,7 @@ def test_streams_that_take_nothing(tmp_path, words, redirection, status, says):
         {"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
         {"WORLD_SIZE": "two"},
         {"RANK": "x"},
+        {"RANK": "3"},  # of one process
     ],
 )
 def test_leftovers_of_torchrun(monkeypatch, environment):
