@@ -41,6 +41,13 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+def same_runs(a, b):
+    """Check that two runs have the same losses, weights and moments."""
+    for key in ("loss", "val_loss", "grad_norm"):
+        assert losses(a, key) == losses(b, key)
+    assert equal(weights(a), weights(b))
+
+
 def stop_after(steps, real=train.train_step):
     """Send this process SIGTERM while it takes its step number `steps`; only once."""
 

@@ -1,0 +1,248 @@
+"""What a run survives: signals, kills, full disks, broken files. Every run is tiny."""
+
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from common import files
+from common.errors import Failure, UserError
+from common.runtime import Runtime, StopRequest
+from helpers.checkpoints import reseal
+from helpers.runs import ROOT, arguments, equal, losses, same_runs, weights
+from helpers.texts import message
+from tokens import batches
+from training import run_folder
+from weights import checkpoint
+
+
+@pytest.mark.parametrize(
+    "interval, words",
+    [(1, "validation loss nan at step 1"), (2, r"gradient norm nan at step 2, learning rate .*")],
+)
+def test_a_loss_that_is_not_finite_saves_nothing(start, tmp_path, interval, words):
+    """Of an evaluation or of a step. A folder without a checkpoint is free."""
+    wreck = "--learning_rate=1e30 --min_lr=1e30 --grad_clip=0"
+    with pytest.raises(Failure, match=rf"{words} \(no checkpoint yet\): nothing of this step"):
+        start("run", f"--eval_interval={interval} {wreck}")
+    assert not checkpoint.steps(tmp_path / "run")
+    start("run", "--max_iters=2")
+    assert [step for step, _ in losses(tmp_path / "run", "val_loss")] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "method, at_call, step",
+    [((batches.Batches, "get"), 6, 5), ((batches.Text, "eval_batches"), 5, 6)],
+    ids=["in a step", "in an evaluation"],
+)
+def test_data_that_fail_lose_no_step(
+    start, resume, tmp_path, monkeypatch, capsys, method, at_call, step
+):
+    """The steps since the last checkpoint are saved before the run ends."""
+    options = "--max_iters=7 --eval_interval=3 --dropout=0.1"
+    start("straight", options)
+    real, calls = getattr(*method), []
+
+    def read(*args):
+        calls.append(0)
+        if len(calls) == at_call:
+            raise Failure("the token file shrank", "train.bin", "prepare the data again")
+        return real(*args)
+
+    monkeypatch.setattr(*method, read)
+    with pytest.raises(Failure, match="the token file shrank") as caught:
+        start("cut", options)
+    assert f"saved step {step}: --init_from=resume continues from it" in capsys.readouterr().out
+    assert caught.value.status == 1 and checkpoint.steps(tmp_path / "cut")[-1] == step
+    assert not resume("cut")
+    same_runs(tmp_path / "cut", tmp_path / "straight")
+
+
+def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
+    stop = StopRequest()
+
+    def all_reduce(tensor, op):  # Python runs the handler as soon as the call returns
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    two = Runtime("cpu", "float32", 0, 2, [])
+    stop.agreed(two, 10)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
+    assert stop.agreed(two, 10) and stop.status == 143
+
+
+def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
+    start("run", "--max_iters=2")
+    old = weights(tmp_path / "run")
+    words = "there is a run here already.*resume.*overwrite"
+    assert re.search(words, message(start, "run", "--max_iters=2"))
+    start("run", "--max_iters=2 --overwrite --seed=5")
+    assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/log.jsonl").write_text("mine")
+    assert re.search("would replace this file.*mine/log.jsonl", message(start, "mine", ""))
+    (tmp_path / "run/config.json").unlink()  # a folder with checkpoints is a run without it, too
+    start("run", "--init_from=resume --max_iters=3")
+    assert (tmp_path / "run/config.json").exists()
+
+
+def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_path):
+    out = tmp_path / "run"
+    held = run_folder.open_out_dir(out)
+    assert f"process {os.getpid()} is training here" in message(run_folder.open_out_dir, out)
+    held.close()  # as the system does for a process that dies
+    run_folder.open_out_dir(out).close()
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (0, 141)])
+def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status):
+    """As does a reader of the output that leaves, such as `| head`."""
+    out = tmp_path / "run"
+    argv = arguments(data_dir, out, "--max_iters=100000", "--eval_interval=50000")
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-u", "train.py", *argv], cwd=ROOT, **pipes)
+    next(line for line in process.stdout if line.startswith("iter 5:"))
+    if number:
+        process.send_signal(number)
+        assert "--init_from=resume" in process.communicate(timeout=30)[0]
+    else:
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+    assert process.wait(timeout=30) == status
+    step = checkpoint.steps(out)[-1]
+    assert checkpoint.read(checkpoint.find(out))[0]["step"] == step >= 5
+
+
+def test_killed_inside_a_save_leaves_the_last_checkpoint(start, resume, tmp_path, monkeypatch):
+    """At whatever file the write stops: what was there is whole, leftovers go at the next save."""
+    out = tmp_path / "run"
+    start("run", "--max_iters=2")
+    real, calls = files.sync, []
+
+    def die(path):
+        calls.append(path)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(path)
+
+    monkeypatch.setattr(files, "sync", die)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *args, **more: None)  # as after kill -9
+    with pytest.raises(KeyboardInterrupt):
+        resume("run", "--max_iters=4")
+    monkeypatch.undo()
+    assert checkpoint.steps(out) == [2] and list(out.glob("ckpt/.*.partial-*"))
+    resume("run", "--max_iters=4")
+    assert checkpoint.steps(out) == [2, 4] and len(list(out.glob("ckpt/*"))) == 2
+
+
+def test_full_disk_is_one_line_and_the_last_checkpoint_stays(start, resume, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    start("run", "--max_iters=2")
+    before = weights(out)
+
+    def full(tensors, path, **more):
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.safetensors.torch, "save_file", full)
+    words = r"cannot save step 4: No space left on device \(.*000004\): free the disk.*step 2"
+    with pytest.raises(Failure, match=words) as caught:
+        resume("run", "--max_iters=4")
+    assert caught.value.status == 1
+    monkeypatch.undo()
+    assert equal(weights(out), before) and [path.name for path in out.glob("ckpt/*")] == ["000002"]
+
+
+@pytest.mark.parametrize(
+    "batch, fix",
+    [
+        (4, "--batch_size=2 --gradient_accumulation_steps=2"),
+        (9, "--batch_size=3 --gradient_accumulation_steps=3"),
+        (1, "choose a smaller block_size"),
+    ],
+)
+def test_out_of_memory_names_what_would_fit(start, monkeypatch, batch, fix):
+    def step(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    monkeypatch.setattr(train, "train_step", step)
+    with pytest.raises(Failure, match=f"out of memory .*batch_size={batch}.*: {fix}"):
+        start("run", f"--max_iters=2 --batch_size={batch}")
+
+
+def test_killed_while_a_step_is_saved_again(start, resume, tmp_path, monkeypatch):
+    """The only checkpoint was renamed for its successor, and is found under that name."""
+    out = tmp_path / "run"
+    start("run", "--max_iters=2")
+    before, real = weights(out), os.rename
+
+    def die(source, target):
+        if ".partial-" in str(source):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", die)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(out, 2, {}, {}, {}, {}, {}, False)
+    monkeypatch.undo()
+    assert equal(weights(out), before)
+    resume("run", "--max_iters=3")
+    assert checkpoint.steps(out) == [2, 3] and len(list(out.glob("ckpt/*"))) == 2
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch exploded",)
+
+
+def flip(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+BROKEN = {  # (file, what becomes of its bytes)
+    "flipped bit": ("model.safetensors", flip),
+    "truncated": ("optimizer.safetensors", lambda data: data[:100]),
+    "pickle": ("model.safetensors", lambda data: pickle.dumps(Bomb())),
+    "missing file": ("config.json", None),
+    "garbage checksums": ("checksums.json", lambda data: b"{"),
+    "no checksums": ("checksums.json", lambda data: b"{}"),
+    "empty state": ("state.json", lambda data: b""),
+}
+
+
+@pytest.mark.parametrize("name, spoil", BROKEN.values(), ids=BROKEN)
+def test_corrupt_checkpoint_is_named_with_the_one_before(
+    start, resume, tmp_path, name, spoil, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    start("run", "--max_iters=4 --eval_interval=2")
+    folder = checkpoint.find(tmp_path / "run")
+    data = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if spoil:
+        (folder / name).write_bytes(spoil(data))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"(corrupt|not whole).*000004.*go back to step 2"):
+        resume("run", "--max_iters=6")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    shutil.rmtree(folder)  # as the message says
+    resume("run", "--max_iters=4")
+    assert checkpoint.steps(tmp_path / "run") == [2, 4]
+
+
+def test_weights_only_samples_but_does_not_resume(start, resume, tmp_path):
+    start("run", "--max_iters=2")
+    folder = checkpoint.find(tmp_path / "run")
+    (folder / "optimizer.safetensors").unlink()
+    reseal(folder)
+    checkpoint.open_run(tmp_path / "run")
+    assert "weights only" in message(resume, "run", "--max_iters=6")
