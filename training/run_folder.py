@@ -61,10 +61,10 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         lock_run(out_dir).close()
     steps = checkpoint.steps(out_dir)
     if steps and not resuming and not overwrite:
-        raise UserError("there is a run here already", where, USED)
+        raise UserError("out_dir already contains a run", where, USED)
     there = [out_dir / name for name in WRITTEN if os.path.lexists(out_dir / name)]
     if there and not steps and not has_our_config(out_dir):
-        what = "train.py would replace this file, which is not of a run of its own"
+        what = "this file is not from train.py, which would replace it"
         raise UserError(what, there[0], "choose another --out_dir")
 
 

@@ -123,7 +123,7 @@ def test_it_goes_back_as_far_as_it_has_copies(change):
         cache.rewind(15)
 
 
-# ---------------------------------------------------------------- what it says of itself
+# ---------------------------------------------------------------- costs and refusals
 
 
 @words

@@ -82,7 +82,7 @@ def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
 def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     start("run", "--max_iters=2")
     old = weights(tmp_path / "run")
-    words = "there is a run here already.*resume.*overwrite"
+    words = "out_dir already contains a run.*resume.*overwrite"
     assert re.search(words, message(start, "run", "--max_iters=2"))
     start("run", "--max_iters=2 --overwrite --seed=5")
     assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
