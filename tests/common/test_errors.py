@@ -1,5 +1,6 @@
 """How a script begins and ends, seen from outside: what it imports, its streams, its status."""
 
+import functools
 import os
 import re
 import shutil
@@ -79,7 +80,8 @@ def test_a_script_imports_little_besides_torch(name, argument, status, torch_alo
 def test_a_first_line_comes_before_torch(name):
     """It is on stderr, and there is a Ctrl-C that leaves no traceback while torch is imported."""
     options = ["-X", "importtime", name, "--out_dir=nowhere", "--no_such_key=1"]
-    process = subprocess.Popen([sys.executable, *options], **PIPES)
+    not_ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # as by nohup
+    process = subprocess.Popen([sys.executable, *options], preexec_fn=not_ignored, **PIPES)
     lines = []
     for line in process.stderr:
         lines.append(line)

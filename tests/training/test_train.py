@@ -120,7 +120,9 @@ def test_a_mistake_found_by_rank_0_ends_all(start, data_dir, tmp_path):
     process = two_ranks(*arguments(data_dir, tmp_path / "run", *more))
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert err.count("error: out_dir already contains a run") == 1 and "Connection closed" not in err
+    assert (
+        err.count("error: out_dir already contains a run") == 1 and "Connection closed" not in err
+    )
 
 
 def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
