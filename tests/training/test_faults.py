@@ -88,7 +88,7 @@ def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/log.jsonl").write_text("mine")
-    assert re.search("would replace this file.*mine/log.jsonl", message(start, "mine", ""))
+    assert re.search("not from train.py.*mine/log.jsonl", message(start, "mine", ""))
     (tmp_path / "run/config.json").unlink()  # a folder with checkpoints is a run without it, too
     start("run", "--init_from=resume --max_iters=3")
     assert (tmp_path / "run/config.json").exists()
