@@ -329,11 +329,9 @@ def build_config(values):
 def main(argv):
     # moved: for a key of another command, load raises this whole command, with the values in argv.
     given = configurator.load(argv, [SampleConfig], __doc__, renamed=moved(argv))
-    values = given.values
-    words = given.words
-    if words:
-        raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
-    config = build_config(values)
+    if given.words:
+        raise UserError(f"cannot read {given.words[0]}", "command line", "write --key=value")
+    config = build_config(given.values)
     texts = read_prompts(config.start, config.prompts)  # first, so that a mistake shows at once
     device, dtype = choose_device(config)
     pretrained = config.init_from != "resume"

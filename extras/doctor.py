@@ -4,8 +4,8 @@ Is a run healthy?
     python -m extras.doctor config/llama_shakespeare.py --device=cpu
 
 checks device, disk, data, model and optimizer, and prints a line for each, with a fix if something
-is wrong. The arguments are train.py's. Its training steps are those of train.train_step, on copies
-of the run, and nothing is written.
+is wrong. The arguments are train.py's. It takes steps by train.train_step, on copies of the run,
+and writes nothing.
 """
 
 import copy

@@ -74,7 +74,7 @@ def read(argv):
 def make_run(settings, runtime):
     """The Run of some Settings, whose data are a Mixture."""
     if settings.config.split != "val":
-        fix = "leave it out, or score each dataset alone with train.py --init_from"
+        fix = "leave it out, or score one dataset: train.py --init_from=RUN --eval_only"
         raise UserError("a mixture scores its validation splits", "split", fix)
     shares = MixConfig(**settings.own)
     open_data = functools.partial(open_mixture, shares=shares)

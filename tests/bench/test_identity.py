@@ -82,7 +82,7 @@ def no_clipping(monkeypatch):
 
 
 def other_config(**changes):
-    """Make the optimizers with other values than those of the run."""
+    """Make the optimizers with values that the run does not have."""
 
     def change(monkeypatch):
         real = train.make_optimizers

@@ -14,7 +14,7 @@ from training.run_folder import read_rows
 
 
 def test_a_claim_that_all_runs_together_do_not_bear_is_taken_back(tmp_path):
-    """The direction is that of the evidence that decided. The least p over the looks, with the sign
+    """The deciding evidence gives the direction. The least p over the looks, with the sign
     of all runs, would say worse."""
     given = {"effects": ROPE | {"rope": 0.012}, "noise": 0.002, "looks": [5, 12]}
     sweep, lines, _ = make_sweep(tmp_path, seeds=12, **given, **CALM)

@@ -1,4 +1,4 @@
-"""The dry run: its numbers are those of the run, its memory is what a step takes from the
+"""The dry run: its numbers are the run's, its memory is what a step takes from the
 allocator, and nothing is written."""
 
 import re

@@ -60,7 +60,7 @@ def learns(model):
     logits, loss = model(x, y)
     if getattr(c, "norm", "") != "none":  # without norms nothing holds the size of the logits
         expected = math.log(c.vocab_size) + logits.var(-1).mean().item() / 2
-        assert abs(loss.item() - expected) < 0.1, "the first loss is not that of a guess"
+        assert abs(loss.item() - expected) < 0.1, "the first loss is not the loss of a guess"
     loss.backward()
     named = dict(model.named_parameters())
     # The strengths of `hyper` multiply numbers that are 0 until the first step.

