@@ -107,11 +107,11 @@ CAVEATS = (  # the most important first
     ),
     (
         lambda section: section.replicate.empty,
-        "The sweep has no replicate of the base, so nothing checks the set-up.",
+        "The sweep has no second copy of the base (base again), so nothing checks the set-up.",
     ),
     (
         replicate_differs,
-        "The base differs from its replicate. Chance does this in one sweep of twenty. If the two"
+        "Base again differs from the base. Chance does this in one sweep of twenty. If the two"
         " chose different learning rates, that is what choosing costs; or the set-up has a fault.",
     ),
     (

@@ -232,7 +232,7 @@ def band(axes, steps, mean, half, style):
 
 def learning_rates(section, arms=None):
     """Mean loss of the runs that chose the rates, on the half of the text that is not reported; a
-    dot is a single run, a ring the chosen rate. Grey: the base, or its replicate."""
+    dot is a single run, a ring the chosen rate. Grey: the base, or base again."""
     tuned = section.tuned
     by_arm = {arm: tuned[tuned["arm"] == arm] for arm in arms or section.arms}
     varied = {arm: runs for arm, runs in by_arm.items() if runs["rate"].nunique() > 1}

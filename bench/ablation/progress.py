@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from bench.ablation import looks
+from bench.ablation.arms import described
 from training.run_folder import duration
 
 WIDTH = 80  # columns
@@ -112,8 +113,7 @@ def plan_table(sweep, jobs):
     for heading in ("runs", "a run", "ms/step", "parameters"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, arm in sweep.arms.items():
-        width = {key: value for key, value in arm.values.items() if key == "mlp_width"}
-        text = ",".join(f"{key}={value}" for key, value in (arm.changes | width).items())
+        text = described(arm.changes, arm.match)
         if arm.against not in ("base", name):
             text += f" (compared with {arm.against})"
         cells = [str(sum(job.arm == name for job in jobs))]
@@ -123,7 +123,7 @@ def plan_table(sweep, jobs):
         if row:
             milliseconds = row["milliseconds_per_step"]["median"]
             cells += [f"{milliseconds:.1f}", f"{row['parameters']:,}"]
-        table.add_row(name, text.replace(",", ", "), *cells)  # so that no word is broken
+        table.add_row(name, text, *cells)
     return table
 
 

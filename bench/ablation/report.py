@@ -29,7 +29,7 @@ from common.files import write as write_file
 
 # The tables and figures of a report, each as (function, title, place). The function takes a Section
 # and returns a DataFrame of texts, a Figure, or None if it has no content. Its docstring is the
-# caption.
+# caption, with what tables.EXPLAINED says of the columns that are there.
 ITEMS = (
     (tables.missing_table, "UNFINISHED: planned runs are missing", "first"),
     (tables.verdicts_table, "Verdicts", "first"),
@@ -213,8 +213,20 @@ def items_of(place, section, paper=None):
                 write_paper(paper / key, content)
             if isinstance(content, Figure):
                 content = figures.saved(content, "png", dpi=150)
-            shown.append(Shown(key, title, " ".join(make.__doc__.split()), content))
+            shown.append(Shown(key, title, caption_of(make, content), content))
     return shown
+
+
+def caption_of(make, content):
+    """The docstring of an item's function, and what its columns (or the rows of a table of two
+    columns) mean."""
+    sentences = [make.__doc__]
+    if isinstance(content, pd.DataFrame):
+        names = [*content.columns]
+        if content.shape[1] == 2:
+            names += [*content.iloc[:, 0]]
+        sentences += [tables.EXPLAINED[name] for name in names if name in tables.EXPLAINED]
+    return " ".join(" ".join(sentences).split())
 
 
 def write_paper(path, content):

@@ -170,6 +170,18 @@ def at_column(values, name, typed):
     return values | {"out_dir": str(out_dir), "also": name}
 
 
+def question_about(values):
+    """The question of a sweep by its arms, as the title of its report."""
+    names = list(values.get("arms") or {})
+    if values.get("axis"):
+        return f"Which {values['axis']} helps at this scale?"
+    if not names or len(names) > 4:
+        return AblateConfig.question
+    if len(names) == 1:
+        return f"Does {names[0]} help at this scale?"
+    return f"Which of {', '.join(names)} helps at this scale?"
+
+
 def resolve(values, typed):
     """(AblateConfig, {key of train.py: value}) of the values of a sweep."""
     values = shorten_warmup(values, typed)
@@ -179,6 +191,8 @@ def resolve(values, typed):
         for key in ("question", "prompt"):
             if key not in typed:
                 values.pop(key, None)
+    if "question" not in typed and typed.keys() & {"arms", "axis", "design"}:
+        values["question"] = question_about(values)  # a config file's is about its own arms
     config = build(AblateConfig, values)
     given = {key: value for key, value in values.items() if key not in keys(AblateConfig)}
     for key in OWNED:

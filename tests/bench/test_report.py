@@ -101,6 +101,8 @@ def test_the_table_of_verdicts_says_what_the_frame_of_verdicts_says(written):
 def test_the_details_say_what_the_rows_say(written):
     tests = table_of(written, "p (Holm)")["rope"]
     assert tests["what changes"] == "position=rope" and "(0.0" in tests["loss (sd)"]
+    untied = table_of(written, "p (Holm)")["untied"]
+    assert untied["what changes"] == "tie_embeddings=False, mlp_width=512, learning rate 2 ×"
     costs = table_of(written, "KV bytes/token")
     assert costs["gqa"]["KV bytes/token"] == "2,048"
     section = section_of(written)
@@ -121,6 +123,23 @@ def test_a_report_holds_what_reproduces_the_sweep(written):
         "python bench/ablate.py config/ablate_shakespeare.py",
     ):
         assert words in text, words
+
+
+def test_text_explains_the_columns_that_are_there(written, tmp_path, tables_alone):
+    explained = (
+        "1.4 times the tokens",
+        "Step time:",
+        "More seeds:",
+        "within the margin",
+        "corrected",
+    )
+    assert all(words in text_of(written) for words in explained)
+    few = {"screening": True, "seeds": 3, "lr_grid": [1], "chosen_lr": {}, "curve": []}
+    make_sweep(tmp_path, **FEW | few, costs=False)
+    report.write(report.judge([tmp_path]))
+    assert [words for words in explained if words in text_of(tmp_path)] == ["corrected"]
+    for text in (text_of(written), text_of(tmp_path)):
+        assert "replicate" not in text
 
 
 def test_pictures_are_files(written):
@@ -245,8 +264,8 @@ CLEAN = FEW | {"noise": 0.002}
 CHANGES = {  # what must be said -> the change of the clean sweep
     "at the base's learning rate, which favours": {"lr_grid": [1]},
     "is over three times the margin of a tie": {"margin": 1e-4},
-    "no replicate of the base": {"effects": {"base": 0.0, "rope": -0.1}},
-    "differs from its replicate": {"effects": FEW["effects"] | {"base-again": 0.5}},
+    "no second copy of the base": {"effects": {"base": 0.0, "rope": -0.1}},
+    "Base again differs from the base": {"effects": FEW["effects"] | {"base-again": 0.5}},
     "training text more than once; fresh text could change the result. 2 times": {
         "base_values": {"max_iters": 10, "batch_size": 4, "block_size": 25, "learning_rate": 1e-3},
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},

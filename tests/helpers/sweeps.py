@@ -137,6 +137,7 @@ def plan_of(name, curve=None):
     """What sweep.json says about an arm; `curve`: the base at that multiple of the tokens."""
     residual = 0.8 if name == "untied" else 0.02
     match = {"kind": "params", "mlp_width": 512, "residual_percent": residual}
+    match["adjusted"] = name == "untied"
     return {
         "changes": {} if curve else CHANGES.get(name, {"mlp": name}),
         "against": "base",
