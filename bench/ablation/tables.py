@@ -8,6 +8,7 @@ import pandas as pd
 
 from bench.ablation.arms import described
 from bench.ablation.comparisons import TEST
+from bench.ablation.power import ALPHA
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
@@ -20,7 +21,8 @@ EXPLAINED = {
     "worth × tokens": "An arm that is worth 1.4 × gets as far as the base does with 1.4 times the "
     "tokens.",
     "step time": "Step time: times the base's, with a 95 % interval, if the machine was quiet.",
-    "more seeds": "More seeds: about how many would decide an undecided arm.",
+    "seeds to decide": "Seeds to decide: about as many as decide an undecided arm, in a sweep of "
+    "its own with --first_seed.",
     "test loss": "Test loss: on the test split, of which nothing was chosen.",
     "what changes": "What changes: all that the arm has in another way than the base.",
     "loss (sd)": "Loss: mean on the reported half of the validation text, with the standard "
@@ -117,17 +119,11 @@ def sign_of(row):
 
 
 def sign_on_test(row):
-    """1, -1 or 0: better, worse or neither by the 95 % interval on the test split; None if there is
-    no such interval."""
-    _, low, high = (row[key] for key in TEST)
-    return int(high < 0) - int(low > 0) if known(low) and known(high) else None
-
-
-def only_on_validation(row):
-    """Whether the test split does not show the difference, or the tie, of a verdict."""
-    sign = sign_of(row)
-    on_test = sign_on_test(row)
-    return sign is not None and on_test is not None and sign != on_test
+    """1, -1 or 0: better, worse or neither on the test split, by the tests and the correction of a
+    verdict; None if there is no test split."""
+    if not known(row["test_p"]):
+        return None
+    return int(np.sign(-row["test"])) if row["test_p_holm"] <= ALPHA else 0
 
 
 def verdicts_table(section):
@@ -143,7 +139,7 @@ def verdicts_table(section):
         if row["diverged"] > 0:
             cells["runs"] += f", {row['diverged']:.0f} diverged"
         cells["parameters"] = number(section.cost(row["arm"], "parameters"), short)
-        cells["more seeds"] = number(row["more_seeds"], ".0f")
+        cells["seeds to decide"] = number(row["seeds_to_decide"], ".0f")
         rows.append(cells | outcomes(section, row["arm"] if row["kind"] != "replicate" else ""))
     base = section.plan["base"]
     first = {"change": base, "runs": str(len(section.reported(base)))} | outcomes(section, base)
