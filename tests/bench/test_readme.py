@@ -46,17 +46,16 @@ def test_the_table_of_the_five_changes(page):
         wanted = [cells["GPT-2, plays"], "", "", "", ""]
         if part != "All five together":
             mean = cells["mean × tokens"].split(" [")[0]
-            wanted[1:] = [cells["helps in"], f"{mean} ×", cells["new setting"]]
+            assert cells["helps in"].endswith(" of 5")
+            wanted[1:] = [cells["helps in"].removesuffix(" of 5"), f"{mean} ×"]
+            wanted.append(cells["new setting"])
             wanted.append(cells["in a new setting"])
         assert shown[change] == wanted, change
 
 
 def test_the_text_beside_the_table(text, page):
-    muon = page["Muon"]
-    found = f"{muon['LLaMA, plays']} in LLaMA and {muon['GPT-2, plays']} in GPT-2"
-    assert f"Muon is worth {found}" in text
-    rope = page["RoPE"]["GPT-2, plays"].removesuffix(" ×")
-    assert f"plain GPT-2 needs {rope} times the training text" in text
+    assert f"Muon is worth {page['Muon']['LLaMA, plays']} in LLaMA" in text
+    assert f"RoPE's {page['RoPE']['GPT-2, plays']}: plain GPT-2 needs" in text
 
 
 def test_the_lines_of_the_two_models(text):
