@@ -30,6 +30,7 @@ def settings_table(page):
                 "trigrams": number(plan["ngrams"].get("trigrams"), ".3f"),
                 "runs of the base": number(facts.base_n, ".0f"),
                 "in the model": "yes" if setting in page.modelled else "no",
+                "timed on": next(iter(setting.section.costs["machine"]), DASH),
             }
         )
     return pd.DataFrame(rows) if rows else None

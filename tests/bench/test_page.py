@@ -104,6 +104,8 @@ def test_everything_is_told_of_the_part(made, out):
     html = (out / "index.html").read_text()
     row_and_card = html.partition(">RoPE</summary>")[2].partition(">SwiGLU</summary>")[0]
     assert "helps" in row_and_card and not re.search("hurts|worse", row_and_card)
+    assert html.count('<tr class="row">') == html.count('<tr class="card">') == len(made.parts)
+    assert "addEventListener" in html  # a click anywhere in a row opens its card
     text = (out / "index.md").read_text()
     assert "| RoPE | helps | 4 of 4 |" in text and "| SwiGLU |" in text
     assert f"| {rope.at('gpt2').worth().split(' [')[0]} |" in text
