@@ -16,7 +16,7 @@ import numpy as np
 from bench.ablation import effects, figures, page_figures, page_tables, predictions, report, tables
 from bench.ablation.caveats import replicate_differs
 from bench.ablation.comparisons import TEST
-from bench.ablation.worth import Z
+from bench.ablation.worth import TOKENS_OF_A_MARGIN, Z
 from common.files import write as write_file
 
 BASES = {"llama": "LLaMA", "gpt2": "GPT-2"}
@@ -104,18 +104,25 @@ class Estimate:
 
     def log_worth(self):
         """The row of a table for effects.fit: the log of the worth, its standard error, and whether
-        it lies beyond the end of the curve; None if it is not known."""
-        if math.isnan(self.row["worth"]):
-            return None
+        it lies beyond the end of the curve, as it does where no run learned; None if it is not
+        known."""
         low, high = self.ends
-        censored = int(self.row["worth"] >= high) - int(self.row["worth"] <= low)
-        if self.word.startswith("fails"):
+        worth = self.row["worth"]
+        fails = self.word.startswith("fails")
+        if fails and math.isnan(worth):
+            worth = high if self.taken_out else low
+        if math.isnan(worth):
+            return None
+        censored = int(worth >= high) - int(worth <= low)
+        if fails:
             censored = 1 if self.taken_out else -1
-        worth = np.clip(self.row["worth"], low, high)
+        worth = np.clip(worth, low, high)
         bounds = np.array([self.row["worth_low"], self.row["worth_high"]])
         inside = bounds[(bounds > low) & (bounds < high)]
         distances = np.abs(np.log(inside / worth)) / Z
         se = distances.mean() if len(inside) else abs(self.row["se"]) / self.fall()
+        if math.isnan(se):
+            se = TOKENS_OF_A_MARGIN  # one run, or none that learned
         return {
             "part": self.part,
             "setting": self.setting.name,

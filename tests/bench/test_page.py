@@ -119,6 +119,11 @@ def test_a_log_worth_has_the_error_of_its_interval(made):
         assert worth["se"] == pytest.approx(width / 2 / 1.96) and worth["censored"] == 0
     beyond = page.Estimate("A", made.settings[0], {**found.arm, "worth": np.inf}, True)
     assert (beyond.log_worth()["censored"], beyond.log_worth()["log_worth"]) == (-1, -np.log(2))
+    lost = dict.fromkeys(("worth", "worth_low", "worth_high", "se"), np.nan)
+    diverged = {**found.arm, **lost, "verdict": "fails 6 of 6"}
+    worth = page.Estimate("A", made.settings[0], diverged, False).log_worth()
+    assert (worth["censored"], worth["log_worth"]) == (-1, np.log(0.25))
+    assert page.Estimate("A", made.settings[0], {**found.arm, **lost}, False).log_worth() is None
 
 
 def test_fewer_than_four_settings_predict_nothing(made):
