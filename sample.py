@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import UserError, run, starting
+from common import early
+from common.errors import UserError, run
 
-if __name__ == "__main__":
-    starting("sample.py")  # before the import of torch, which takes seconds
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("sample.py", "sampling/settings.py")
 
 import torch
 from torch.nn import functional as F

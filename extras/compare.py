@@ -16,6 +16,11 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.compare", "extras/compare.py")
+
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure

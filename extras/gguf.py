@@ -6,6 +6,11 @@ Export the GPT-2 or LLaMA of a run folder as GGUF, the format of llama.cpp. Need
 import re
 from dataclasses import dataclass
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.gguf", "extras/gguf.py")
+
 from common.configurator import build, load
 from common.errors import UserError, run
 from weights import families

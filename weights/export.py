@@ -12,6 +12,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("weights.export", "weights/export.py")
+
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
