@@ -57,6 +57,6 @@ def keys_in(source):
         if isinstance(node, ast.ClassDef) and node.decorator_list:
             annotated = [line for line in node.body if isinstance(line, ast.AnnAssign)]
             fields += [line.target.id for line in annotated]
-        elif isinstance(node, ast.Assign) and node.targets[0].id in FORMER:
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in FORMER:
             former += ast.literal_eval(node.value)
     return fields, former

@@ -70,6 +70,8 @@ def read_run(folder, name):
     folder = Path(folder)
     fix = "leave it out, or train there first"
     if not (folder / "config.json").exists():
+        if runs := checkpoint.runs_beside(folder):
+            fix = f"name {runs}"
         raise UserError("no run here", folder, fix)
     config = files.read_json(folder / "config.json", fix)
     try:

@@ -4,6 +4,7 @@ Export the GPT-2 or LLaMA of a run folder as GGUF, the format of llama.cpp. Need
 """
 
 import re
+import shlex
 from dataclasses import dataclass
 
 from common import early
@@ -165,6 +166,7 @@ def read(argv):
 def main(argv):
     config, out_dir = read(argv)
     export_run(out_dir, config.checkpoint, config.dest, write, FAMILIES)
+    print(f"write with it, in llama.cpp:\nllama-cli -m {shlex.quote(config.dest)}")
 
 
 if __name__ == "__main__":
