@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from common.commands import command, runnable
+from common.commands import command
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError, printable, run
 from tokens import downloads, ngrams, sources, token_files
@@ -289,7 +289,8 @@ def print_list(data_dir):
             except UserError:
                 state = "damaged"
         print(printable(f"{name:<17} {about:<20} {state}"))
-    print(runnable("prepare one with `python prepare.py NAME`, yours with --input=TEXT"))
+    print("prepare one, or with --input=TEXT your own:")
+    print(command("prepare.py", "NAME"))
 
 
 def main(argv):
