@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from bench.ablation import rows, worth
-from bench.ablation.contrasts import contrast, failures, fisher, moments
+from bench.ablation.contrasts import contrast, failures, finite, fisher, moments
 
 RESAMPLES = 1999  # of the bootstrap over the text
 LEAST_BLOCKS = 50  # of text, for an interval over it
@@ -91,10 +91,6 @@ def pick(losses, arms, seeds=None):
             values = losses[arm]
             groups.append(values if seeds is None else values[values.index.isin(seeds[arm])])
     return np.concatenate(groups)
-
-
-def finite(values):
-    return values[np.isfinite(values)]
 
 
 def description(row, runs, losses, curve, plan, pooled):
