@@ -332,7 +332,9 @@ def print_arms(groups, config):
             [row["arm"], runs, f"{row['mean']:.4f}", interval, p, row["verdict"], row["more"]]
         )
     print_table(lines)
-    notes = [f"A negative difference is better. p is corrected for {len(groups) - 1} arms (Holm)."]
+    notes = ["A negative difference is better."]
+    if len(groups) > 2:
+        notes = [f"{notes[0]} p is corrected for {len(groups) - 1} arms (Holm)."]
     if any(len(losses) < LEAST_RUNS for losses in groups.values()):
         notes.append(f"A verdict needs {LEAST_RUNS} runs of the arm and of the base; 5 are better.")
     for arm, losses in groups.items():
