@@ -185,11 +185,14 @@ def test_coverage_and_wrong_signs_in_simulated_studies(world, settings):
 
 
 def test_the_stored_simulation_keeps_its_promise():
-    """Every row of its first two tables; of parts that do nothing, few are called."""
+    """Coverage with one standard error of room. Where no part does anything, few are called."""
     _, first, second, *_ = re.split(r"\n## ", simulate_settings.PAGE.read_text(encoding="utf-8"))
-    rows = re.findall(r"^\| (\w[^|]*) \| (\d+) \| \d \|(.*)\|$", first + second, re.MULTILINE)
+    rows = re.findall(r"^\| (\w[^|]*) \| \d+ \| \d \|(.*)\|$", first + second, re.MULTILINE)
     assert len(rows) == 54
-    for world, _, cells in rows:
-        coverage, wrong, called, _ = map(float, cells.split("|"))
-        assert coverage >= 90
-        assert called <= 5 if world == simulate_settings.WORLDS[-1].name else wrong <= 10
+    for world, cells in rows:
+        coverage, wrong, called, _ = cells.split("|")
+        assert float(coverage) >= 89
+        if world == simulate_settings.WORLDS[-1].name:
+            assert float(called) <= 2
+        else:
+            assert float(wrong) <= 10

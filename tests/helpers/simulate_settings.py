@@ -146,9 +146,9 @@ def row_of(world, settings, runs, studies):
     """A row of a table: of a world, of studies with so many settings and runs."""
     found = scores(world, settings, runs, studies * PARTS // world.parts)
     called = f"{100 * found['called'] / found['n']:.0f}"
+    wrong = float(found["wrong"]) if found["called"] else "none called"
     brier = f"{found['brier']:.3f}"
-    shares = [float(found["coverage"]), float(found["wrong"])]
-    return [world.name, settings, runs, *shares, called, brier]
+    return [world.name, settings, runs, float(found["coverage"]), wrong, called, brier]
 
 
 def tables(studies):
