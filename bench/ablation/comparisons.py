@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from bench.ablation import rows, worth
-from bench.ablation.contrasts import compare, contrast, failures, fisher, moments
+from bench.ablation.contrasts import compare, contrast, failures, finite, fisher, moments
 
 RESAMPLES = 1999  # of the bootstrap over the text
 LEAST_BLOCKS = 50  # of text, for an interval over it
@@ -84,10 +84,6 @@ def losses_of(runs):
 def pick(losses, arms):
     """The losses [n] of some arms."""
     return np.concatenate([np.empty(0), *(losses[arm] for arm in arms if arm in losses)])
-
-
-def finite(values):
-    return values[np.isfinite(values)]
 
 
 def description(row, runs, losses, curve, plan, pooled):

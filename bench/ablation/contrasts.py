@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from bench.ablation.power import ALPHA
+ALPHA = 0.05  # the error of a whole sweep
 
 
 class Contrast(NamedTuple):
@@ -82,6 +82,10 @@ def moments(group):
         mean = np.where(known, group, 0).sum(0) / n
         squares = np.where(known, np.subtract(group, mean), 0) ** 2
         return n, mean, np.where(n > 1, squares.sum(0) / (n - 1), math.nan)
+
+
+def finite(values):
+    return values[np.isfinite(values)]
 
 
 def pooled_variance(groups):

@@ -8,8 +8,8 @@ import numpy as np
 from scipy import special
 
 from bench.ablation import rows
+from bench.ablation.contrasts import ALPHA
 
-ALPHA = 0.05  # the error of a whole sweep
 POWER = 0.8  # the chance of what a sweep is said to find
 MOST_SEEDS = 300  # an estimate above this is too uncertain to be useful
 
