@@ -326,7 +326,7 @@ def folded_usage(usage):
     """The docstring of a script in lines of at most WIDTH characters. Prose is filled; an indented
     block keeps its lines."""
     lines = []
-    for block in (usage or "").strip().split("\n\n"):  # None: python -OO drops docstrings
+    for block in usage.strip().split("\n\n"):
         if "\n " in f"\n{block}":
             for line in block.splitlines():
                 lines += textwrap.wrap(line, WIDTH, subsequent_indent=" " * 8, **WRAP)
@@ -340,7 +340,7 @@ def help_text(usage, classes, defaults=None, everything=False):
     """The usage, and every key once under its heading. everything: print the rare keys too."""
     groups = help_groups(classes, defaults or {})
     rare = []
-    lines = folded_usage(commands.runnable(usage))
+    lines = folded_usage(commands.runnable(usage or ""))  # None: python -OO drops docstrings
     for heading, group in groups.items():
         is_rare = heading.startswith(RARE)
         if is_rare:
