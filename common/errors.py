@@ -144,9 +144,6 @@ def explained(error):
 
 def is_out_of_memory(error):
     """Whether an exception of Python, NumPy or torch means that there is too little memory."""
-    named = isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error))
-    return (
-        isinstance(error, MemoryError)
-        or getattr(error, "errno", None) == errno.ENOMEM
-        or bool(named)
-    )
+    if isinstance(error, RuntimeError):
+        return re.search(NO_MEMORY, str(error)) is not None
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM

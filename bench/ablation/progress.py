@@ -33,10 +33,8 @@ def cell(text):
 
 def say(text):
     """Print a text in lines of 80 columns, without breaking a word."""
-    print(
-        textwrap.fill(printable(text), WIDTH, break_on_hyphens=False, break_long_words=False),
-        flush=True,
-    )
+    wrap = dict(break_on_hyphens=False, break_long_words=False)
+    print(textwrap.fill(printable(text), WIDTH, **wrap), flush=True)
 
 
 @contextlib.contextmanager
