@@ -77,7 +77,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
 
     with token_files.replaced(folder) as new:
         check_request(name, config, folder)
-        print(f"preparing {folder.absolute()}", flush=True)
+        print(printable(f"preparing {folder.absolute()}"), flush=True)
         text = open_text(name, config, folder)
         first = text["train"] if isinstance(text, dict) else text
         print(printable(f"  text: {first.source}"))

@@ -23,7 +23,7 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 import torch
 from torch.nn import functional as F
 
-from common.configurator import build, load
+from common.configurator import PathName, build, load
 from sample import check_context, choose_device, is_run, open_weights
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_text, show_cut
@@ -43,7 +43,7 @@ SHOWN = 4000  # coloured tokens at most; the numbers count all
 
 @dataclass
 class ScoreConfig:
-    text: str = ""  # a text file
+    text: PathName = ""  # a text file
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from scipy import stats
 
 from bench.ablation.tables import contexts, known, signed
+from common.errors import printable
 
 INK = "#1c2128"
 MUTED = "#57606a"
@@ -168,7 +169,7 @@ def dots(rows, values, texts, heads, ends):
             style = {"color": color, "fontsize": 8.5, "va": "center", "ha": "right"}
             axes.text(x, place, text, transform=axes.get_yaxis_transform(), **style)
     axes.set(ylim=(len(rows) - 0.4, -0.6))
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axes.set_yticks(range(len(rows)), [printable(row["name"], figure=True) for row in rows])
     axes.grid(axis="y", visible=False)
     return figure, axes
 

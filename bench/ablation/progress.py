@@ -11,9 +11,11 @@ from collections import Counter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from bench.ablation import power
 from bench.ablation.arms import described
+from common.errors import printable
 from training.run_folder import duration
 
 WIDTH = 80  # columns
@@ -25,9 +27,15 @@ PURPOSES = {
 }
 
 
+def cell(text):
+    """A text with names of others for rich, which reads no markup in it."""
+    return Text(printable(text))
+
+
 def say(text):
     """Print a text in lines of 80 columns, without breaking a word."""
-    print(textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False), flush=True)
+    wrap = dict(break_on_hyphens=False, break_long_words=False)
+    print(textwrap.fill(printable(text), WIDTH, **wrap), flush=True)
 
 
 @contextlib.contextmanager
@@ -40,7 +48,7 @@ def doing(what):
     console = Console(highlight=False)
     with console.status(what) as status:
         console.show_cursor(True)
-        yield lambda detail: status.update(f"{what}: {detail}"[: console.width - 4])
+        yield lambda detail: status.update(cell(f"{what}: {detail}"[: console.width - 4]))
 
 
 def print_plan(sweep, jobs):
@@ -118,7 +126,7 @@ def plan_table(sweep, jobs):
         if row:
             milliseconds = row["milliseconds_per_step"]["median"]
             cells += [f"{milliseconds:.1f}", f"{row['parameters']:,}"]
-        table.add_row(name, text, *cells)
+        table.add_row(cell(name), cell(text), *cells)
     return table
 
 
@@ -162,4 +170,4 @@ class RunBar(Progress):
             outcome += f", {row['wall_seconds']:.0f} s"
         else:
             outcome = f"{row['status'].upper()}: {row['reason']}"
-        self.console.print(f"[{self.count}] {job.name}: {outcome}", markup=False)
+        self.console.print(cell(f"[{self.count}] {job.name}: {outcome}"))

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from bench.ablation import figures, power, rows, tables, verdicts, worth
 from bench.ablation.caveats import caveats
 from common.configurator import print_help
-from common.errors import UserError
+from common.errors import UserError, printable
 from common.files import write as write_file
 
 # ---------------------------------------------------------------- the registry
@@ -144,7 +144,8 @@ class Section:
 
     def name_of(self, arm):
         """The name of an arm in figures, which the page of the answer replaces."""
-        return dict(self.verdicts[["arm", "name"]].to_numpy()).get(arm, arm)
+        name = dict(self.verdicts[["arm", "name"]].to_numpy()).get(arm, arm)
+        return printable(name, figure=True)
 
     def is_replicate(self, arm):
         return self.plan["arms"][arm]["replicate"]
@@ -298,6 +299,7 @@ STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noi
 def terminal(sections):
     """The verdicts of sweeps as a text of 80 columns, coloured where stdout is a terminal."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(highlight=False, width=80)
     with console.capture() as capture:
@@ -306,13 +308,13 @@ def terminal(sections):
             frame = columns_of(section)
             if section.missing():
                 title = f"UNFINISHED: {title}"
-            console.print(title, style="bold", markup=False)
+            console.print(Text(printable(title)), style="bold")
             if frame is not None:
                 console.print(rich_table(frame))
             if section.facts.screening:
                 console.print("A screening: it ranks the arms and decides nothing.")
             for text, what in caveats(section):
-                console.print(f"- {text} {', '.join(what)}".rstrip(), markup=False)
+                console.print(Text(printable(f"- {text} {', '.join(what)}".rstrip())))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -340,7 +342,7 @@ def rich_table(frame):
             words = " ".join(words).split()
         table.add_column(Text(name), min_width=max(map(len, words)), overflow="fold")
     for texts in frame.itertuples(index=False):
-        table.add_row(*map(Text, texts), style=STYLES.get(texts[-1]))
+        table.add_row(*[Text(printable(text)) for text in texts], style=STYLES.get(texts[-1]))
     return table
 
 
@@ -353,4 +355,4 @@ def main(argv):
         raise UserError(what, where, "type python bench/report.py OUT [OUT2 ...]")
     sections = judge(folders)
     page = write(sections, paper="--paper" in argv)
-    print(terminal(sections), f"\n{page}", sep="\n")
+    print(terminal(sections), f"\n{printable(str(page))}", sep="\n")

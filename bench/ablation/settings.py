@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from bench.ablation.arms import DESIGN, STARTS_FROM
 from common.configurator import (
+    PathName,
     PositiveInt,
     Range,
     Words,
@@ -38,7 +39,7 @@ class AblateConfig:
     OFTEN += ["workers", "dry_run"]
     # the report
     question: str = "Which part helps at this scale?"  # what the report answers
-    out_dir: str = "out-ablate"  # the folder of the sweep
+    out_dir: PathName = "out-ablate"  # the folder of the sweep
     # the arms
     design: Words(DESIGN, several=True) = ""  # what chooses the arms; several with commas
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}

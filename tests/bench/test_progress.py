@@ -28,3 +28,7 @@ def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
         "[1/2] rope seed 0: final 1.5000, best 1.2500, 20 s",
         "[2/2] rope seed 1: DIVERGED: loss nan [at step 1]",
     ]
+
+
+def test_names_of_arms_are_no_markup():
+    assert progress.cell("[/b]:smile:\x1b[2J").plain == r"[/b]:smile:\x1b[2J"
