@@ -25,6 +25,7 @@ a temporary name and renamed when it is complete. Memory use does not grow with 
 import math
 import os
 import re
+import signal
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -35,6 +36,8 @@ from common import early
 if __name__ == "__main__":
     early.check_keys("prepare.py")
     early.need("numpy", "tqdm")
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`: Ctrl-C prints no traceback
 
 import numpy as np
 

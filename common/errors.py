@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import threading
 import traceback
 
 from common.commands import runnable
@@ -131,3 +132,55 @@ def explained(error):
         packages = PACKAGES.get(error.name, error.name)
         return 2, f"{error.name} is not installed (package): pip install {packages}"
     return 1, f"{text} ({type(error).__name__}): run again with --debug to see where"
+
+
+# ---------------------------------------------------------------- signals
+
+
+class Stop(BaseException):
+    """A signal asks this process to stop."""
+
+
+class Stopped(Failure):
+    """What a script ends with after a signal, when it left nothing unfinished."""
+
+    def __init__(self, number, where, fix):
+        super().__init__(f"stopped by {signal.Signals(number).name}", where, fix)
+        self.status = 128 + number
+
+
+class StopSignals:
+    """In the block of `with StopSignals() as stops:` SIGINT, SIGTERM and SIGHUP raise Stop. Between
+    stops.wait() and stops.at_once() they are only remembered, the last one as `stops.number`."""
+
+    def __init__(self):
+        self.waiting = False
+        self.number = None
+        self.handlers = {}  # {signal: its handler before}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():  # no other can have handlers
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as by nohup
+                    self.handlers[number] = signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, *error):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def note(self, number, frame):
+        """The handler. It prints nothing, since the stream may be closed."""
+        self.number = number
+        if not self.waiting:
+            raise Stop
+
+    def wait(self):
+        """Remember signals instead of raising."""
+        self.waiting = True
+
+    def at_once(self):
+        """Raise Stop at a signal, and now if there was one."""
+        self.waiting = False
+        if self.number is not None:
+            raise Stop

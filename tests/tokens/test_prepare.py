@@ -1,8 +1,8 @@
 """Text in, token files out; --list."""
 
 import hashlib
-import itertools
 import os
+import signal
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -12,6 +12,7 @@ import pytest
 import prepare
 import train
 from common import files
+from common.errors import Stopped
 from helpers.texts import message
 from tokens import documents, token_files
 from tokens.token_files import load_meta, load_split, load_tokenizer
@@ -181,8 +182,9 @@ def contents_of_set():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_killed_at_any_moment(book):
+def test_killed_at_any_moment(book, monkeypatch):
     """Before each step of writing: at the next call the old or the new dataset is there, whole."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # which is slow
     done, seen = False, set()
     for after in range(100):
         prepare.prepare("mybook", book, "char")
@@ -201,25 +203,57 @@ def test_killed_at_any_moment(book):
     assert done and after > 15 and seen == {"char", "byte"}
 
 
-def kill_child(after):
-    """The exit status of a forked child that prepares and dies at its step number `after`."""
-    left = itertools.count(after, -1)
+def test_stopped_at_any_moment(book, monkeypatch):
+    """Nothing unfinished is left, whether the old or the new dataset is there, and it is said."""
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # which is slow
+    left = [10**9]  # steps until a signal comes
+    number = signal.SIGINT
+    interrupt_steps(left, lambda: os.kill(os.getpid(), number), monkeypatch)
+    prepare.prepare("mybook", book, "char")
+    kinds = []
+    for after in range(100):
+        left[0] = after
+        number = SIGNALS[after % 3]
+        try:
+            prepare.prepare("mybook", book, "byte")
+            break
+        except Stopped as error:
+            assert error.status == 128 + number and "mybook" in str(error)
+            kinds.append(load_meta("data/mybook")["tokenizer"])
+            assert ("complete" in str(error)) == (kinds[-1] == "byte")
+            assert "".join(decoded("mybook")) == TEXT and os.listdir("data") == ["mybook"]
+    assert after > 15 and kinds[0] == "char" and kinds[-1] == "byte"
+    assert handlers == [signal.getsignal(number) for number in SIGNALS]
 
-    def dying(function):
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def interrupt_steps(left, action, monkeypatch):
+    """Do something before the step of writing at which the number left[0], counting down, is 0."""
+
+    def interrupted(function):
         def wrapped(*args, **options):
-            if next(left) == 0:
-                os._exit(9)
+            left[0] -= 1
+            if left[0] == -1:
+                action()
             return function(*args, **options)
 
         return wrapped
 
+    steps = [(os, name) for name in ("mkdir", "rename", "unlink", "rmdir", "fsync")]
+    for owner, name in [*steps, (token_files.TokenFile, "add"), (Path, "write_text")]:
+        monkeypatch.setattr(owner, name, interrupted(getattr(owner, name)))
+
+
+def kill_child(after):
+    """The exit status of a forked child that prepares and dies at its step number `after`."""
     child = os.fork()
     if child == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            steps = [(os, name) for name in ("mkdir", "rename", "unlink", "rmdir", "fsync")]
-            for owner, name in [*steps, (token_files.TokenFile, "add"), (Path, "write_text")]:
-                setattr(owner, name, dying(getattr(owner, name)))
+            interrupt_steps([after], lambda: os._exit(9), pytest.MonkeyPatch())
             prepare.prepare("mybook", "book.txt", "byte")
             os._exit(0)
         finally:
