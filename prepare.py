@@ -60,57 +60,34 @@ RENAMED = {"seed": "only tasks are random: use `python -m extras.tasks NAME --se
 
 
 OWN_TOKENIZERS = ("char", "byte", "bpe")  # that belong to no trained model
+LARGEST_BLOCK = 1024  # block_size of the configs on a GPU, at most
 MOST_EPOCHS = 10  # that the printed command trains for without dropout
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A config for a dataset. Its numbers are for a CPU."""
+    """A config for a dataset, and the numbers that it has on a CPU."""
 
     config: str
-    script: str
     steps: int
     rows: int  # in a step; two rows of a preference count as one
     most_rows: int  # in all steps without dropout, also on a GPU
     size: str  # the argument that gives the rows
-    block_size: int
-    largest: int  # block_size on a GPU
-    fewest_steps: int  # for a small dataset
+    block_size: int = 128
 
 
 SCRATCH = Recipe(
-    config="llama_shakespeare",
-    script="train.py",
-    steps=1080,
-    rows=12,
-    most_rows=1080 * 12,
-    size="--batch_size=12",
-    block_size=128,
-    largest=256,
-    fewest_steps=100,
+    config="llama_shakespeare", steps=1080, rows=12, most_rows=12_960, size="--batch_size=12"
 )
 FINETUNING = Recipe(
     config="finetune_shakespeare",
-    script="train.py",
     steps=20,
     rows=4,
-    most_rows=20 * 32,
+    most_rows=640,
     size="--gradient_accumulation_steps=4",
     block_size=512,
-    largest=1024,
-    fewest_steps=5,
 )
-PREFERENCES = Recipe(
-    config="dpo_example",
-    script="extras.preferences",
-    steps=40,
-    rows=8,
-    most_rows=40 * 8,
-    size="--batch_size=16",
-    block_size=128,
-    largest=128,
-    fewest_steps=5,
-)
+PREFERENCES = Recipe(config="dpo_example", steps=40, rows=8, most_rows=320, size="--batch_size=16")
 
 
 @dataclass
@@ -312,33 +289,33 @@ def print_training(meta, data_dir, tokenizer="auto"):
     this model; a small dataset has few steps. tokenizer: the key of PrepareConfig."""
     name = meta["name"]
     trained = tokenizer not in ("auto", *OWN_TOKENIZERS)
+    recipe = FINETUNING if trained else SCRATCH
+    script = "train.py"
+    program = "python"
     if "preferences" in meta["splits"]["train"]:
         if not trained:
             print("  a trained model learns preferences: prepare them in its tokens, with")
             print("  --tokenizer=RUN (docs/finetuning.md)")
             return
         recipe = PREFERENCES
-    else:
-        recipe = FINETUNING if trained else SCRATCH
+        script = "extras.preferences"
+        program = "python -m"
 
-    words = [f"--dataset={name}"]
+    if name == "openwebtext":
+        words = ["config/llama_124m.py"]
+    elif name.startswith(token_files.TASK):
+        longest = max(entry["longest"] for entry in meta["splits"].values())
+        words = ["config/task_recall.py", f"--block_size={longest - 1}"]
+    else:
+        context = context_of(tokenizer) if trained else math.inf
+        words = [f"config/{recipe.config}.py", *sizes(meta, recipe, context)]
+    words.insert(1, f"--dataset={name}")
+    if trained:
+        words.insert(1, f"--init_from={tokenizer}")
     if data_dir != "data":
         words.append(f"--data_dir={data_dir}")
-    if name == "openwebtext":
-        config = "llama_124m"
-    elif name.startswith(token_files.TASK):
-        config = "task_recall"
-        longest = max(entry["longest"] for entry in meta["splits"].values())
-        words.append(f"--block_size={longest - 1}")
-    else:
-        config = recipe.config
-        words += sizes(meta, recipe, context_of(tokenizer) if trained else math.inf)
-    if trained:
-        words.insert(0, f"--init_from={tokenizer}")
     words.append(f"--out_dir=out-{name.replace(':', '-')}")
-    arguments = [f"config/{config}.py", *words]
-    program = "python" if recipe.script.endswith(".py") else "python -m"
-    print(f"  train on it:\n{files.command(recipe.script, *arguments, program=program)}")
+    print(f"  train on it:\n{files.command(script, *words, program=program)}")
 
 
 def sizes(meta, recipe, context):
@@ -346,25 +323,23 @@ def sizes(meta, recipe, context):
     model's context allow; for a small dataset few steps, or dropout, which a note explains."""
     splits = [meta["splits"][split] for split in ("train", "val")]
     train = splits[0]
-    fewest = min(entry["tokens"] for entry in splits)
+    most = min(context, *(entry["tokens"] - 1 for entry in splits))
+    samples = max(1, train["tokens"] // recipe.block_size)
+    block_size = max(1, min(recipe.block_size, most))
     if "longest" in train:
-        longest = max(entry["longest"] for entry in splits)
-        block_size = max(1, min(longest - 1, context))
         samples = train.get("preferences", train["pairs"])
-    else:
-        block_size = max(1, min(recipe.block_size, fewest - 1, context))
-        samples = max(1, train["tokens"] // block_size)
+        block_size = min(max(entry["longest"] for entry in splits) - 1, context)
 
     small = MOST_EPOCHS * samples < recipe.most_rows
     words = []
-    if small or "longest" in train or min(fewest - 1, context) < recipe.largest:
+    if small or "longest" in train or most < LARGEST_BLOCK:
         words.append(f"--block_size={block_size}")
     if small:
-        few = max(MOST_EPOCHS * samples // recipe.rows, recipe.fewest_steps)
+        few = max(MOST_EPOCHS * samples // recipe.rows, recipe.steps // 12)
         steps = min(few, recipe.steps)
         words += [f"--max_iters={steps}", recipe.size]
         epochs = steps * recipe.rows / samples
-        if epochs > MOST_EPOCHS:
+        if epochs > MOST_EPOCHS and recipe is SCRATCH:
             words.append("--dropout=0.1")
             read = f"{epochs:.0f} times"
             print(f"  NOTE: {steps} steps read this {read}; a model soon knows it by heart")

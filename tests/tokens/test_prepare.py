@@ -326,7 +326,11 @@ def test_recipes_are_those_of_their_configs(recipe):
     key, _, value = recipe.size.removeprefix("--").partition("=")
     assert cpu[key] == int(value)
     if "block_size" in cpu:
-        assert (cpu["block_size"], gpu["block_size"]) == (recipe.block_size, recipe.largest)
+        assert cpu["block_size"] == recipe.block_size
+        assert gpu["block_size"] <= prepare.LARGEST_BLOCK
+    if not gpu.get("dropout"):
+        rows = gpu["batch_size"] * gpu.get("gradient_accumulation_steps", 1) * gpu["max_iters"]
+        assert rows == recipe.most_rows * (2 if recipe is prepare.PREFERENCES else 1)
 
 
 def meta_of(**train):
@@ -343,7 +347,7 @@ def meta_of(**train):
         ({"tokens": 10**6}, "auto", []),
         ({"tokens": 15_360}, "auto", ["--block_size=128", "--max_iters=100", "--batch_size=12"]),
         ({"tokens": 153_600}, "char", ["--block_size=128", "--max_iters=1000", "--batch_size=12"]),
-        ({"tokens": 1536}, "bpe", ["--max_iters=100", "--dropout=0.1"]),
+        ({"tokens": 1536}, "bpe", ["--max_iters=90", "--dropout=0.1"]),
         ({"tokens": 2000, "pairs": 48, "longest": 50}, "auto", ["--block_size=49"]),
         ({"tokens": 10**6}, "gpt2", ["config/finetune_shakespeare.py", "--init_from=gpt2"]),
         ({"tokens": 10**6}, "run", ["--init_from=run", "--block_size=32"]),
