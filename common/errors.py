@@ -137,21 +137,10 @@ def explained(error):
 # ---------------------------------------------------------------- signals
 
 
-class Stop(BaseException):
-    """A signal asks this process to stop."""
-
-
-class Stopped(Failure):
-    """What a script ends with after a signal, when it left nothing unfinished."""
-
-    def __init__(self, number, where, fix):
-        super().__init__(f"stopped by {signal.Signals(number).name}", where, fix)
-        self.status = 128 + number
-
-
 class StopSignals:
-    """In the block of `with StopSignals() as stops:` SIGINT, SIGTERM and SIGHUP raise Stop. Between
-    stops.wait() and stops.at_once() they are only remembered, the last one as `stops.number`."""
+    """In the block of `with StopSignals() as stops:` SIGINT, SIGTERM and SIGHUP raise
+    KeyboardInterrupt. After stops.wait(), until stops.at_once(), they are only remembered: the last
+    one is `stops.number`."""
 
     def __init__(self):
         self.waiting = False
@@ -173,14 +162,14 @@ class StopSignals:
         """The handler. It prints nothing, since the stream may be closed."""
         self.number = number
         if not self.waiting:
-            raise Stop
+            raise KeyboardInterrupt
 
     def wait(self):
         """Remember signals instead of raising."""
         self.waiting = True
 
     def at_once(self):
-        """Raise Stop at a signal, and now if there was one."""
+        """Raise KeyboardInterrupt at a signal, and now if there was one."""
         self.waiting = False
         if self.number is not None:
-            raise Stop
+            raise KeyboardInterrupt

@@ -13,13 +13,14 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
 import numpy as np
 
 from common import files
-from common.errors import Failure, Stopped, StopSignals, UserError
+from common.errors import Failure, StopSignals, UserError
 from tokens.tokenizer import tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
@@ -121,18 +122,20 @@ def folder_of(data_dir, name):
 def replaced(folder):
     """`with replaced(folder) as new:` gives an empty folder to write a dataset into. It takes the
     place of `folder` at the end, or is removed if anything is raised. Raises Failure if the disk is
-    full, Stopped after a signal."""
+    full, and after a signal, with the exit status 128 + its number."""
     with StopSignals() as stops:
         fix = "run the same command again"
         try:
             with only_process(folder):
                 yield from replacing(folder, stops)
                 fix = "the dataset is complete"
-        except BaseException:  # Stop, or what a library makes of it
+        except BaseException:  # KeyboardInterrupt, or what a library makes of it
             if stops.number is None:
                 raise
         if stops.number is not None:
-            raise Stopped(stops.number, folder, fix)
+            stopped = Failure(f"stopped by {signal.Signals(stops.number).name}", folder, fix)
+            stopped.status = 128 + stops.number
+            raise stopped
 
 
 def replacing(folder, stops):

@@ -12,7 +12,7 @@ import pytest
 import prepare
 import train
 from common import files
-from common.errors import Stopped
+from common.errors import Failure
 from helpers.texts import message
 from tokens import documents, token_files
 from tokens.token_files import load_meta, load_split, load_tokenizer
@@ -218,7 +218,7 @@ def test_stopped_at_any_moment(book, monkeypatch):
         try:
             prepare.prepare("mybook", book, "byte")
             break
-        except Stopped as error:
+        except Failure as error:
             assert error.status == 128 + number and "mybook" in str(error)
             kinds.append(load_meta("data/mybook")["tokenizer"])
             assert ("complete" in str(error)) == (kinds[-1] == "byte")
