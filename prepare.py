@@ -30,17 +30,19 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from common import early
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`: Ctrl-C prints no traceback
     early.check_keys("prepare.py")
     early.need("numpy", "tqdm")
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`: Ctrl-C prints no traceback
 
 import numpy as np
 
+from common import files
 from common.commands import command
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError, printable, run
@@ -64,8 +66,7 @@ LARGEST_BLOCK = 1024  # block_size of the configs on a GPU, at most
 MOST_EPOCHS = 10  # that the printed command trains for without dropout
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """A config for a dataset, and the numbers that it has on a CPU."""
 
     config: str
@@ -291,7 +292,6 @@ def print_training(meta, data_dir, tokenizer="auto"):
     trained = tokenizer not in ("auto", *OWN_TOKENIZERS)
     recipe = FINETUNING if trained else SCRATCH
     script = "train.py"
-    program = "python"
     if "preferences" in meta["splits"]["train"]:
         if not trained:
             print("  a trained model learns preferences: prepare them in its tokens, with")
@@ -299,7 +299,6 @@ def print_training(meta, data_dir, tokenizer="auto"):
             return
         recipe = PREFERENCES
         script = "extras.preferences"
-        program = "python -m"
 
     if name == "openwebtext":
         words = ["config/llama_124m.py"]
@@ -315,7 +314,7 @@ def print_training(meta, data_dir, tokenizer="auto"):
     if data_dir != "data":
         words.append(f"--data_dir={data_dir}")
     words.append(f"--out_dir=out-{name.replace(':', '-')}")
-    print(f"  train on it:\n{files.command(script, *words, program=program)}")
+    print(f"  train on it:\n{command(script, *words)}")
 
 
 def sizes(meta, recipe, context):
