@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import threading
 import traceback
 
 from common.commands import runnable
@@ -147,3 +148,44 @@ def is_out_of_memory(error):
     if isinstance(error, RuntimeError):
         return re.search(NO_MEMORY, str(error)) is not None
     return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+
+
+# ---------------------------------------------------------------- signals
+
+
+class StopSignals:
+    """In the block of `with StopSignals() as stops:` SIGINT, SIGTERM and SIGHUP raise
+    KeyboardInterrupt. After stops.wait(), until stops.at_once(), they are only remembered: the last
+    one is `stops.number`."""
+
+    def __init__(self):
+        self.waiting = False
+        self.number = None
+        self.handlers = {}  # {signal: its handler before}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():  # no other can have handlers
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as by nohup
+                    self.handlers[number] = signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, *error):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def note(self, number, frame):
+        """The handler. It prints nothing, since the stream may be closed."""
+        self.number = number
+        if not self.waiting:
+            raise KeyboardInterrupt
+
+    def wait(self):
+        """Remember signals instead of raising."""
+        self.waiting = True
+
+    def at_once(self):
+        """Raise KeyboardInterrupt at a signal, and now if there was one."""
+        self.waiting = False
+        if self.number is not None:
+            raise KeyboardInterrupt

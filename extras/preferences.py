@@ -129,8 +129,8 @@ class Preferences(Pairs):
 
     measures = ("reward_accuracy", "reward_margin")
 
-    def __init__(self, tokens, mask, block_size):
-        super().__init__(tokens, mask, block_size)
+    def __init__(self, tokens, mask, block_size, vocab_size=None):
+        super().__init__(tokens, mask, block_size, vocab_size)
         prompts = self.answers - self.starts
         if len(prompts) % 2 or (prompts[::2] != prompts[1::2]).any():
             raise UserError("the pairs are not two for each prompt", "data", "prepare them again")
