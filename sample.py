@@ -18,17 +18,17 @@ again. From Python, call
 Shapes: B rows, T tokens, V vocabulary.
 """
 
+from common import early
+from common.errors import UserError, run
+
+if __name__ == "__main__":  # before the other imports, which take seconds
+    early.start("sample.py", "sampling/settings.py")
+
 import json
 import os
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
-
-from common import early
-from common.errors import UserError, run
-
-if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("sample.py", "sampling/settings.py")
 
 import torch
 from torch.nn import functional as F

@@ -13,18 +13,18 @@ the batch and the dropout of a step depend on (seed, step) alone. (A compiled ru
 thread: several sum the embedding's gradient in any order.) From Python: `train.main([...])`.
 """
 
+from common import early, errors
+
+if __name__ == "__main__":  # before the other imports, which take seconds
+    early.start("train.py", "training/settings.py", "parts/variant.py")
+
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
-
-from common import commands, early, errors
-
-if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("train.py", "training/settings.py", "parts/variant.py")
 
 import torch
 
@@ -81,8 +81,7 @@ def prepare_missing(folder):
 
 
 def make_model(settings, tokenizer, vocab_size):
-    """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new. settings:
-    training.settings.Settings."""
+    """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new."""
     if settings.folder:
         model = checkpoint.load_model(settings.folder, settings.model)
         check_vocabulary(model.config.vocab_size, vocab_size, settings.config)
@@ -129,6 +128,8 @@ class Run:
     program: str = "train.py"  # the command that resumes it
     saved: int | None = None  # the step of the newest checkpoint
     unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
+    changing: bool = False  # whether a step is changing what is saved, which is then of no step
+    hold: run_folder.Hold | None = None  # of its folder, on rank 0 while it trains
 
     def __post_init__(self):
         size = self.config.batch_size
@@ -137,6 +138,7 @@ class Run:
         self.step_samples = size * count
         self.step_tokens = self.step_samples * self.model.config.block_size  # in the global batch
         self.has_experts = bool(moe.layers_of(self.model))
+        self.has_means = any(hasattr(m, "running_mean") for m in self.model.modules())  # batchnorm
 
 
 def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=None):
@@ -233,6 +235,7 @@ def train_step(run):
     # share of all targets, and by world_size, since averaging the ranks divides by it. One division
     # does both, by what is, without masks, the exact number of this rank's micro-batches.
     loss_sum = torch.zeros((), device=runtime.device)
+    run.changing = run.has_means
     for number, inputs, n_targets in micro_batches:
         torch.manual_seed(seed_for(config.seed, DROPOUT, run.step, number))
         is_last = number == micro_batches[-1].number
@@ -244,11 +247,13 @@ def train_step(run):
     loss = ranks.all_reduce_sum(loss_sum, runtime) / runtime.world_size
 
     # Update the weights, and count the step.
+    run.changing = True
     lr = learning_rate(run.step, config)  # linear warm-up, then config.schedule down to min_lr
     norm, skipped = update_weights(run, lr)
     if run.has_experts and not skipped:  # balance their loads, counted on all ranks
         moe.after_step(run.model, lambda counts: ranks.all_reduce_sum(counts, runtime))
     run.step += 1
+    run.changing = False
     run.unread.append((run.step, loss, norm, skipped))
     return loss, norm
 
@@ -390,7 +395,7 @@ def train(run, log):
                 lr = learning_rate(run.step - 1, run.config)
                 log.report(run_folder.step_row(run, loss, norm, lr, seconds))
             log.end_phase()
-        if log.broken:  # nothing reads our output any more (`| head`): stop
+        if log.broken and not stop.status:  # nothing takes our output any more (`| head`): stop
             stop.status = errors.BROKEN_PIPE
 
     if stop.status and run.saved != run.step:
@@ -440,7 +445,7 @@ def save(run, is_best=False):
     if run.runtime.main:
         run.state |= {"step": run.step, "scaler": run.scaler.state_dict()}
         checkpoint.save(
-            out_dir=run.config.out_dir,
+            out_dir=run_folder.own_folder(run),
             step=run.step,
             weights=weights,
             moments=moments,
@@ -458,7 +463,7 @@ def save(run, is_best=False):
 class Result(NamedTuple):
     """What `main` returns."""
 
-    status: int  # 0; 143, 130: a signal; 141: stdout was closed
+    status: int  # 0; 143, 130, 129: a signal
     folder: Path | None = None  # the newest checkpoint
     rows: list = ()  # of log.jsonl: {"step", "loss", ...}, {"step", "val_loss", ...}
 
@@ -472,12 +477,10 @@ def train_or_evaluate(settings, build_run):
     """Build the run of some Settings by build_run(settings, runtime), and train or evaluate it.
     Every mistake is found before anything is written to out_dir. Returns a Result."""
     config = settings.config
-    resuming = settings.state is not None
+    out_dir = (config.out_dir, settings.state is not None, config.overwrite)
     runtime = start_runtime(settings)
     if not config.eval_only:
-        ranks.main_first(
-            lambda: run_folder.check_out_dir(config.out_dir, resuming, config.overwrite), runtime
-        )
+        ranks.main_first(lambda: run_folder.check_out_dir(*out_dir), runtime)
     run = build_run(settings, runtime)
     if runtime.main:
         terminal.describe(run)
@@ -486,27 +489,29 @@ def train_or_evaluate(settings, build_run):
         with terminal.explained(run):
             terminal.print_once(runtime, evaluation_text(run))
         return Result(0)
-    is_evaluated = run.state.get("evaluated") == run.step
-    if run.step > config.max_iters or (run.step == config.max_iters and is_evaluated):
+    if run.step > config.max_iters or (run.step == config.max_iters and not evaluation_due(run)):
         done = f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)"
         terminal.print_once(runtime, done)
         return Result(0, settings.folder)
 
     # Train. Rank 0 holds the lock of the run folder until the end; elsewhere it is None.
-    lock = ranks.main_first(
-        lambda: run_folder.open_out_dir(config.out_dir, resuming, config.overwrite), runtime
-    )
-    with lock or nullcontext():
+    run.hold = ranks.main_first(lambda: run_folder.open_out_dir(*out_dir), runtime)
+    with closing(run.hold) if run.hold else nullcontext():
         log = terminal.RunLog(run) if runtime.main else terminal.NoLog()
         with terminal.explained(run, save):  # after an error: save, then explain
             status, speed = train(run, log)
         log.close()
-        if runtime.main and status != errors.BROKEN_PIPE:
-            finish(run, settings, status, speed)
+        if runtime.main and status:
+            terminal.print_how_to_continue(run, log.broken)
+        elif runtime.main and not log.broken:
+            finish(run, settings, speed)
         if runtime.world_size > 1:
             torch.distributed.barrier()  # rank 0 may still be writing its sample
             torch.distributed.destroy_process_group()
-    return Result(status or 0, checkpoint.find(config.out_dir), log.rows)
+    if log.broken and status in (None, errors.BROKEN_PIPE):
+        raise log.broken  # errors.run exits with 141, or names the full disk
+    folder = checkpoint.find(run.config.out_dir) if runtime.main else None
+    return Result(status or 0, folder, log.rows)
 
 
 def start_runtime(settings):
@@ -514,7 +519,7 @@ def start_runtime(settings):
     of processes cannot train so."""
     runtime = set_up(settings.config.device, settings.config.dtype)
     words = settings.command_line.arguments
-    command = commands.command(settings.program, *words, launcher=terminal.launcher(runtime))
+    command = terminal.command(settings.program, *words, launcher=terminal.launcher(runtime))
     terminal.print_once(runtime, f"this run:\n{command}")
     ranks.check_layout(settings.config, runtime)
     return runtime
@@ -530,12 +535,10 @@ def evaluation_text(run):
     return terminal.split_line(run, split, sums)
 
 
-def finish(run, settings, status, speed):
+def finish(run, settings, speed):
     """Print the results of the run, a sample of its text, and the commands to run next."""
     from sample import SampleConfig, write_sample  # here, so that training starts without it
 
-    if status:
-        return terminal.print_how_to_continue(run)
     terminal.print_results(run, speed)
     folder = checkpoint.find(run.config.out_dir)  # with fsdp no rank holds the whole model
     model = checkpoint.load_model(folder, run.saved_config, run.runtime.device).eval()

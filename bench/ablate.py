@@ -18,7 +18,7 @@ if not __package__:
 
 from common import early
 from common.commands import runnable
-from common.errors import printable, run
+from common.errors import printable, run, tell
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start(
@@ -57,9 +57,11 @@ def run_one(sweep, start=runs.run_local):
     sweep.open(new_costs)
     try:
         stop = StopRequest()
-        if not run_sweep(sweep, stop, start):
+        if not complete(sweep, stop, start):
             command = printable(runnable(sweep.command), keep="\n")
-            print(f"stopped and saved; the same command continues:\n{command}")
+            text = f"stopped and saved; the same command continues:\n{command}"
+            if tell(text, sys.stdout):
+                tell(text)
             return stop.status
         with doing("writing the report"):
             from bench.ablation import report  # pandas and matplotlib take a second to import
@@ -72,6 +74,17 @@ def run_one(sweep, start=runs.run_local):
         return 1 if failed else 0
     finally:
         sweep.lock.close()
+
+
+def complete(sweep, stop, start):
+    """Run all runs of a sweep. Returns False if it was stopped midway, also where the terminal has
+    closed, which refuses what is printed then."""
+    try:
+        return run_sweep(sweep, stop, start)
+    except OSError:
+        if not stop.status:
+            raise
+        return False
 
 
 def show_plan(sweep):

@@ -3,13 +3,11 @@ What a script does before it imports torch, which takes seconds. The names of it
 the source of the dataclasses that declare them; their values are checked later.
 """
 
-import ast
 import sys
-from importlib.util import find_spec
 
-from common.commands import ROOT
-from common.configurator import find
-from common.errors import UserError, fail, starting
+from common.errors import UserError, end_at_once, fail, starting
+
+# The functions import what they need, since until `end_at_once` Ctrl-C prints a traceback.
 
 FORMER = ("RENAMED", "MOVED")  # tables of keys that are answered later, by what to use instead
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt"
@@ -18,6 +16,7 @@ INSTALL = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt"
 def start(script, *sources):
     """Check the keys of a script that imports torch, and print that it is starting. sources: the
     files of this repo that declare its keys."""
+    end_at_once()
     check_keys(*sources)
     need("torch")
     starting(script)
@@ -25,6 +24,8 @@ def start(script, *sources):
 
 def need(*packages):
     """End the script with a message if this interpreter lacks one of these packages."""
+    from importlib.util import find_spec
+
     for package in packages:
         if find_spec(package) is None:
             fix = f"use .venv/bin/python, after `{INSTALL}`"
@@ -34,6 +35,8 @@ def need(*packages):
 
 def check_keys(*sources):
     """End the script with a message if no dataclass in these files has a key that was typed."""
+    from common.configurator import find
+
     known = []
     former = ["config", "help", "debug"]
     for source in sources:
@@ -51,6 +54,10 @@ def check_keys(*sources):
 
 def keys_in(source):
     """(the fields of the dataclasses in a file of this repo, the keys of its FORMER tables)."""
+    import ast
+
+    from common.commands import ROOT
+
     fields = []
     former = []
     for node in ast.parse((ROOT / source).read_text(encoding="utf-8")).body:

@@ -7,22 +7,18 @@ one line on stderr: `error: <what> (<key or file>): <what to do>`.
 
 import errno
 import os
-import re
-import shutil
 import signal
 import sys
-import textwrap
-import threading
-import traceback
 
-from common.commands import runnable
+# Nothing else is imported here: until `end_at_once` is called, Ctrl-C prints a traceback.
 
 # What to install for a module whose package has another name, a partner, or one right version.
 PACKAGES = {"faiss": "faiss-cpu", "starlette": "starlette uvicorn", "ray": "ray==2.60.0"}
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 # Control characters, those that reverse the text that follows, and halves of a character.
-OBEYED = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+OBEYED = "[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 NO_MEMORY = "alloc_cpu|can.t allocate memory|out of memory|bad_alloc|STATUS_ALLOC_FAILED"
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set together, or not at all
 
 
 class UserError(Exception):
@@ -45,53 +41,96 @@ def printable(text, keep="", figure=False):
     """Make a text that others wrote, such as a name, a key or what a model writes, safe to show.
     Characters that a terminal obeys become Python's escapes, except those in `keep`. figure: it is
     for matplotlib, which would set what stands between two $ as a formula."""
-    text = OBEYED.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+    import re
+
+    def escape(found):
+        return found[0] if found[0] in keep else repr(found[0])[1:-1]
+
+    text = re.sub(OBEYED, escape, text)
     return text.replace("$", r"\$") if figure else text
 
 
 def one_line(error, most=160):
     """The first `most` characters of an error's message, without line breaks."""
-    return printable(" ".join(str(error).split()))[:most]
+    try:
+        text = str(error)
+    except Exception:  # of a class of others, such as one in a config file
+        text = "an error without a text"
+    return printable(" ".join(text.split()))[:most]
 
 
 def folded(text, indent=2, stream=None):
     """Prepare a line for a stream (None: stdout): without control characters. On a terminal it is
     folded between words, with `indent` spaces before each further line. Elsewhere it stays one
     line, so that programs can search it. The commands in it can be pasted."""
+    from common.commands import runnable
+
     text = runnable(printable(text))
     if not (stream or sys.stdout).isatty():
         return text
+    import shutil
+    import textwrap
+
     width = max(2 * indent, shutil.get_terminal_size().columns)
     wrap = dict(break_on_hyphens=False, break_long_words=False)
     return textwrap.fill(text, width, subsequent_indent=" " * indent, **wrap)
 
 
+def tell(text, stream=None):
+    """Print a text to a stream (None: stderr). Returns the OSError of a stream that refuses it: its
+    reader has left, its disk is full, its terminal is closed. All that follows is then discarded,
+    since Python would try again on exit, and print a traceback."""
+    stream = stream or sys.stderr
+    try:
+        print(text, file=stream, flush=True)
+    except OSError as error:
+        discard(stream)
+        return error
+    return None
+
+
+def discard(stream):
+    """Let a stream write to /dev/null, also what it still holds."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:  # noqa: SIM105 (contextlib is slow to import)
+        os.dup2(nowhere, stream.fileno())
+    except OSError:  # it has no descriptor
+        pass
+    os.close(nowhere)
+
+
 def speaks():
     """Whether this process prints messages: of the processes of torchrun, only rank 0 does."""
-    return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
+    return os.environ.get("RANK", "0") == "0" or not os.environ.keys() >= set(TORCHRUN)
+
+
+def end_at_once():
+    """Let Ctrl-C end the process at once, without a traceback, until `run` is called. A script
+    calls this before its other imports."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def starting(script):
     """Print which script is starting, because importing torch takes seconds without any output.
     Until `run` is called, Ctrl-C ends the process at once. A script calls this before its slow
     imports."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_at_once()
     wants_help = any(arg == "-h" or arg.startswith("--help") for arg in sys.argv)
     if sys.stderr and speaks() and (sys.stderr.isatty() or not wants_help):
-        print(f"{script} is starting: importing torch", file=sys.stderr, flush=True)
+        tell(f"{script} is starting: importing torch")
 
 
 def run(main):
     """Run `main(argv)` as a script and exit with its status, or with the status of the error that
     it raises. `--debug` prints the traceback as well."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `starting`
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     argv = [arg for arg in sys.argv[1:] if arg != "--debug"]
     if sys.stderr is None:  # closed by the caller; print(file=None) writes to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `starting`
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if sys.stdout is None:
             fix = "redirect it to a file, or to /dev/null"
             raise UserError("standard output is closed", "stdout", fix)
@@ -99,20 +138,20 @@ def run(main):
         status = main(argv) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        tell("stopped")
         status = 130
     except BrokenPipeError:  # nothing reads our output any more, as in `| head`
         status = BROKEN_PIPE
     except Exception as error:
         status = fail(error)
 
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:  # discard the rest: Python would try again, and print a traceback
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            discard(stream)
     if "RANK" in os.environ:  # gloo's threads can abort an interpreter that shuts down normally
-        sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
 
@@ -120,10 +159,12 @@ def run(main):
 def fail(error):
     """Print the message of an exception that ends a script. Returns the exit status."""
     if "--debug" in sys.argv:
-        print(printable(traceback.format_exc(), keep="\n"), file=sys.stderr)
+        import traceback
+
+        tell(printable(traceback.format_exc(), keep="\n"))
     status, message = explained(error)
     if status == 1 or speaks():  # every rank finds the same mistake, so only one prints it
-        print(folded(f"error: {message}", 7, sys.stderr), file=sys.stderr)
+        tell(folded(f"error: {message}", 7, sys.stderr))
     return status
 
 
@@ -135,7 +176,8 @@ def explained(error):
     if is_out_of_memory(error):
         fix = "use a smaller model, batch or context (--n_layer, --batch_size, --context, ...)"
         return 1, f"out of memory (memory): {fix}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+    of_output = isinstance(error, OSError) and not error.filename
+    if of_output and error.errno in (errno.ENOSPC, errno.EIO):  # EIO: its terminal is closed
         return 1, f"{error.strerror} (output): free the disk, or write elsewhere"
     if isinstance(error, ModuleNotFoundError):
         packages = PACKAGES.get(error.name, error.name)
@@ -145,6 +187,8 @@ def explained(error):
 
 def is_out_of_memory(error):
     """Whether an exception of Python, NumPy or torch means that there is too little memory."""
+    import re
+
     if isinstance(error, RuntimeError):
         return re.search(NO_MEMORY, str(error)) is not None
     return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
@@ -164,6 +208,8 @@ class StopSignals:
         self.handlers = {}  # {signal: its handler before}
 
     def __enter__(self):
+        import threading
+
         if threading.current_thread() is threading.main_thread():  # no other can have handlers
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as by nohup

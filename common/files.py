@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from common import commands
-from common.errors import Failure, UserError, folded, one_line
+from common.errors import Failure, UserError, folded, one_line, tell
 
 ROOT = commands.ROOT
 
@@ -33,7 +33,7 @@ def warn_once(text, kind="warning", about=None):
     printed."""
     if (about or text) not in warned:
         warned.add(about or text)
-        print(folded(f"{kind}: {text}", 2, sys.stderr), file=sys.stderr, flush=True)
+        tell(folded(f"{kind}: {text}", 2, sys.stderr))
 
 
 # ---------------------------------------------------------------- writing
@@ -84,11 +84,17 @@ def write(path, data):
         raise Failure(f"cannot write: {error.strerror}", path, remedy(error)) from error
 
 
+def no_link(path, flags):
+    """Open a file for open(opener=no_link), which raises OSError if a link has this name: behind a
+    link that came with a folder is a file of somebody else."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def append(path, row):
     """Append a row to a JSONL file and flush it to disk. If a kill left the last line unfinished,
     end it first. Raises Failure if that is impossible."""
     try:
-        with open(path, "ab+") as file:
+        with open(path, "ab+", opener=no_link) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
@@ -108,6 +114,8 @@ def remedy(error):
         return "make the folder writable"
     if number in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY):
         return "move the file or folder of this name away"
+    if number == errno.ELOOP:
+        return "put a file in the place of the link"
     if number == errno.ENAMETOOLONG:
         return "choose a shorter name"
     if number == errno.ENOENT:
@@ -190,7 +198,7 @@ def lock(path):
     """Open `path` and lock it until the returned file is closed or the process ends. Raises
     BlockingIOError if another process holds the lock. On a file system without locks (Lustre, some
     FUSE) the file is returned unlocked, with a warning."""
-    file = open(path, "a+")  # noqa: SIM115 (the caller keeps it open)
+    file = open(path, "a+", opener=no_link)  # noqa: SIM115 (the caller keeps it open)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -205,10 +213,18 @@ def lock(path):
     return file
 
 
+def integer(text):
+    """An integer of JSON. Raises ValueError for one beyond 64 bits, which no table can hold."""
+    number = int(text)
+    if abs(number) >= 2**63:
+        raise ValueError("an integer beyond 64 bits")
+    return number
+
+
 def json_lines(lines):
     """(number from 1, line, its JSON value or None if it is not JSON) of each line."""
     for number, line in enumerate(lines, 1):
         try:
-            yield number, line, json.loads(line)
+            yield number, line, json.loads(line, parse_int=integer)
         except (ValueError, RecursionError):
             yield number, line, None

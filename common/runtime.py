@@ -8,7 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.errors import UserError
+from common.errors import TORCHRUN, UserError
 from common.files import ROOT
 
 # On a CPU, compiling and bfloat16 save time only in runs of more floating-point operations.
@@ -72,9 +73,17 @@ class Runtime:
             what = "torch.compile needs a C++ compiler on a CPU, and none was found"
             raise UserError(what, "compile=True", "install g++, or leave compile out")
 
+        trouble = cache_trouble() if asked else ""
+        if asked is True and trouble:
+            fix = "name a folder that can be written, or leave compile out"
+            raise UserError(trouble, "environment: TORCHINDUCTOR_CACHE_DIR", fix)
+
         self.compile = asked
         if asked == "auto":
             self.compile, why = compile_pays(kind, flops, compiler)
+            if self.compile and trouble:
+                self.compile = False
+                why = trouble
         if kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
             self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
             if self.compile or flops > BFLOAT16_PAYS:
@@ -98,6 +107,18 @@ def compile_pays(kind, flops, compiler):
     if flops > COMPILE_PAYS:
         return True, "long enough to earn back the compile time"
     return False, "too short to earn back the compile time"
+
+
+def cache_trouble():
+    """Why torch.compile cannot write to the cache that the user chose; "" if it can."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return f"cannot write the compile cache {folder}: {error.strerror}"
+    return ""
 
 
 def find_device(device="auto"):
@@ -141,18 +162,17 @@ def memory_here():
 
 def find_ranks():
     """(rank, number of ranks) of this process, from the environment that torchrun sets. Raises
-    UserError if only some of the variables are set."""
-    rank = os.environ.get("RANK", "0")
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    needed = set()
-    if world_size != "1":
-        needed = {"RANK", "MASTER_ADDR", "MASTER_PORT"}
-    are_numbers = rank.isdecimal() and world_size.isdecimal()
-    if needed - os.environ.keys() or not are_numbers or int(rank) >= int(world_size):
-        what = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT contradict each other"
-        where = f"environment: RANK={rank} WORLD_SIZE={world_size}"
+    UserError if only some of the variables are set, as a cluster may leave them."""
+    found = {name: os.environ[name] for name in TORCHRUN if name in os.environ}
+    if not found:
+        return 0, 1
+    numbers = [found.get(name, "") for name in TORCHRUN if name != "MASTER_ADDR"]
+    are_numbers = len(found) == len(TORCHRUN) and all(text.isdecimal() for text in numbers)
+    if not are_numbers or int(found["RANK"]) >= int(found["WORLD_SIZE"]):
+        what = f"{', '.join(TORCHRUN)} contradict each other"
+        where = "environment: " + " ".join(f"{name}={value}" for name, value in found.items())
         raise UserError(what, where, "start with torchrun, or unset them")
-    return int(rank), int(world_size)
+    return int(found["RANK"]), int(found["WORLD_SIZE"])
 
 
 def with_number(device):
@@ -234,19 +254,29 @@ def seed_for(*numbers):
 
 
 class StopRequest:
-    """Remembers SIGTERM or Ctrl-C until the run can stop. `status` is 143, 130, or None before
-    any signal. A second signal ends the process at once."""
+    """Remembers SIGTERM, Ctrl-C, or SIGHUP of a terminal that closes, until the run can stop.
+    `status` is 143, 130 or 129, or None before any signal. A second SIGTERM or Ctrl-C ends the
+    process at once, unless it comes within TWICE seconds: `timeout` and shells send two."""
+
+    TWICE = 1
 
     def __init__(self):
         self.status = None
+        self.noted_at = None  # when the first signal came
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.note)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored, as by nohup
+            signal.signal(signal.SIGHUP, self.note)
 
     def note(self, number, frame):
-        if self.status is not None:
+        """The handler. It prints nothing: where the reader of our output has left, as `tee` has
+        after Ctrl-C, an error in here would end the run wherever it is."""
+        now = time.monotonic()
+        if self.noted_at is None:
+            self.noted_at = now
+            self.status = 128 + number
+        elif number != signal.SIGHUP and now > self.noted_at + self.TWICE:
             os._exit(128 + number)
-        self.status = 128 + number
-        print("\nstopping soon (again: at once)", file=sys.stderr, flush=True)
 
     def agreed(self, runtime, step):
         """Whether any rank has received a signal. Every rank gets the same answer. Several ranks

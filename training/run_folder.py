@@ -1,10 +1,13 @@
 """The run folder: its lock, log.jsonl, loss.png, and where else the log goes."""
 
+import contextlib
 import csv
 import errno
+import io
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from common import files
@@ -13,6 +16,7 @@ from parts import moe
 from weights import checkpoint
 
 WRITTEN = ("config.json", "log.jsonl", "loss.png")  # in each run folder
+IN_PLACE = ("lock", "ckpt", "tensorboard", "runs", "paper")  # what runs and sweeps write in place
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
 CSV_COLUMNS = (
     "step",
@@ -57,6 +61,10 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
     nearest = next(folder for folder in parents if os.path.exists(folder))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError("cannot write here", where, "choose another --out_dir")
+    for path in (out_dir / name for name in IN_PLACE):
+        if os.path.islink(path):
+            what = "this is a link, and behind it may be files of somebody else"
+            raise UserError(what, path, "remove the link, or choose another --out_dir")
     if os.path.exists(out_dir / "lock"):  # False for a name that is too long
         lock_run(out_dir).close()
     steps = checkpoint.steps(out_dir)
@@ -116,7 +124,69 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
     for name in ("log.jsonl", "config.json", "latest", "best", DIVERGED):
         for leftover in files.leftovers(out_dir / name):
             files.remove(leftover)
-    return lock
+    return Hold(out_dir, lock)
+
+
+def is_open_as(path, descriptor):
+    """Whether a path leads to the file or folder that is open under a descriptor."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+class Hold:
+    """A run folder that this process has locked. The folder stays the run's when it is renamed, and
+    another folder that takes its name is not the run's."""
+
+    def __init__(self, folder, lock):
+        self.folder = Path(folder)
+        self.lock = lock
+        self.descriptor = os.open(folder, os.O_RDONLY)
+
+    def find(self):
+        """Where the folder is now. One that was removed is made again, and so is its lock. Raises
+        Failure if another folder has its name, or another process trains in it."""
+        if not is_open_as(self.folder, self.descriptor):
+            self.follow()
+        if not is_open_as(self.folder / "lock", self.lock.fileno()):
+            try:
+                self.lock = lock_run(self.folder, write_id=True)
+            except UserError as error:
+                raise Failure(*error.parts) from None
+        return self.folder
+
+    def follow(self):
+        """Find the folder under its new name."""
+        name = ""
+        with contextlib.suppress(OSError):  # only Linux knows it
+            name = os.readlink(f"/proc/self/fd/{self.descriptor}")
+        if is_open_as(name, self.descriptor):
+            files.warn_once(
+                f"the folder {self.folder} is now {name}: the run goes on there", "note"
+            )
+            self.folder = Path(name)
+        elif os.path.lexists(self.folder):
+            what = "the folder of this run is gone, and another one that has its name is left alone"
+            raise Failure(what, f"out_dir={self.folder}", "start again with another --out_dir")
+        else:
+            files.warn_once(f"{self.folder} was removed: it is made again")
+            self.folder.mkdir(parents=True)
+            self.descriptor = os.open(self.folder, os.O_RDONLY)
+
+    def close(self):
+        self.lock.close()
+        os.close(self.descriptor)
+
+
+def own_folder(run):
+    """The folder of a run that is about to write: out_dir, or where it was moved."""
+    if run.hold:
+        folder = str(run.hold.find())
+        if folder != str(Path(run.config.out_dir)):
+            run.config = replace(run.config, out_dir=folder)
+            run.saved_config = run.saved_config | {"out_dir": folder}
+    return Path(run.config.out_dir)
 
 
 def next_free(folder):
@@ -212,9 +282,11 @@ def curves(rows, title, lines=()):
 
 def draw(rows, path, lines):
     """Draw the loss curves of some rows as a PNG. Without them a run goes on."""
+    content = io.BytesIO()
     try:
-        name = printable(Path(path).resolve().parent.name, figure=True)
-        curves(rows, name, lines).savefig(path, dpi=110)
+        name = printable(Path(path).absolute().parent.name, figure=True)
+        curves(rows, name, lines).savefig(content, dpi=110)
+        files.write(path, content.getvalue())
     except Exception as error:
         files.warn_once(f"no {path}: {one_line(error)}", about=path)
 
@@ -256,7 +328,9 @@ def start_wandb(config, state, rows):
 def start_csv(config, state, rows):
     """out_dir/log.csv: a line for each logged step and each evaluation."""
     path = Path(config["out_dir"]) / "log.csv"
-    file = open(path, "w", newline="", encoding="utf-8", buffering=1)  # noqa: SIM115
+    files.write(path, "")
+    keys = dict(newline="", encoding="utf-8", buffering=1, opener=files.no_link)
+    file = open(path, "a", **keys)  # noqa: SIM115 (open until close())
     writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
@@ -283,14 +357,12 @@ class LogFile:
     a killed run logged but did not save, are dropped."""
 
     def __init__(self, run):
-        out_dir = Path(run.config.out_dir)
+        self.run = run
+        out_dir = own_folder(run)
         files.write(out_dir / "config.json", json.dumps(run.saved_config, indent=1))
         files.remove(out_dir / DIVERGED)
-        path = out_dir / "log.jsonl"
-        self.picture = out_dir / "loss.png"
-        self.rows = [] if run.saved is None else read_log(path, run.step)
-        files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
-        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
+        self.rows = [] if run.saved is None else read_log(out_dir / "log.jsonl", run.step)
+        self.file = self.rewritten(out_dir / "log.jsonl")
 
         self.loggers = {}
         for name in run.config.log.split(","):
@@ -299,8 +371,23 @@ class LogFile:
                 self.loggers[name] = attempt(name, LOGGERS[name], *settings)
         self.loggers = {name: logger for name, logger in self.loggers.items() if logger}
 
+    def rewritten(self, path):
+        """Write all rows to log.jsonl anew. Returns the open file, to append the next."""
+        files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        return open(path, "a", encoding="utf-8", opener=files.no_link)  # noqa: SIM115
+
+    def draw(self, lines):
+        """Draw the loss curves of all rows: loss.png."""
+        draw(self.rows, own_folder(self.run) / "loss.png", lines)
+
     def keep(self, row):
-        """Write a row to log.jsonl. Raises Failure if the disk refuses."""
+        """Write a row to log.jsonl, which is made again if somebody removed it. Raises Failure if
+        the disk refuses."""
+        path = own_folder(self.run) / "log.jsonl"
+        if not os.path.lexists(path):
+            files.warn_once(f"{path} was removed: it is written again")
+            self.file.close()
+            self.file = self.rewritten(path)
         row = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in row.items()

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from common import commands, files
 from common.commands import command
 from common.configurator import keys, load
-from common.errors import Failure, UserError, folded, is_out_of_memory, printable
+from common.errors import Failure, UserError, folded, is_out_of_memory, printable, tell
 from parts.architectures import ARCH, CORNERS, configure
 from parts.slots import SLOTS
 from parts.variant import VariantConfig
@@ -23,7 +23,7 @@ from tokens.data import bits_per_byte
 from tokens.pairs import Pairs
 from training.evaluation import mean_loss, measures, yardsticks
 from training.flops import peak_speed, used_parameters
-from training.run_folder import DIVERGED, LogFile, draw, duration
+from training.run_folder import DIVERGED, LogFile, duration, own_folder
 from training.settings import NanoGPT, TrainConfig, scope
 from weights import checkpoint
 
@@ -187,7 +187,7 @@ class RunLog:
         self.run = run
         self.file = LogFile(run)
         self.peak_speed = peak_speed(run)  # tokens/s at an MFU of 1, None if it is not known
-        self.broken = False  # whether nothing reads our output any more, as in `| head`
+        self.broken = None  # the error of stdout, once it refuses a line, as in `| head`
         self.bar = tqdm(
             total=run.config.max_iters,
             initial=run.step,
@@ -241,7 +241,7 @@ class RunLog:
         self.bar.clear()
         self.show(evaluation_lines(row))
         self.bar.refresh()
-        draw(self.rows, self.file.picture, yardsticks(self.run))
+        self.file.draw(yardsticks(self.run))
 
     def phase(self, what):
         """Print what the run is doing while it takes no steps, until `end_phase`. Without a
@@ -258,10 +258,7 @@ class RunLog:
         self.bar.set_description_str("")
 
     def show(self, line):
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:
-            self.broken = True
+        self.broken = tell(line, sys.stdout) or self.broken
 
     def close(self):
         self.bar.close()
@@ -271,7 +268,7 @@ class RunLog:
 class NoLog:
     """The log of the ranks other than 0: it keeps nothing."""
 
-    broken = False
+    broken = None
     rows = ()
 
     def nothing(self, *arguments):
@@ -302,11 +299,13 @@ def print_results(run, speed):
     print(f"at step {run.state['best_step']}; {seconds:.0f} s of training, {speed:,.0f} tokens/s\n")
 
 
-def print_how_to_continue(run):
-    """The command that continues a run that was stopped."""
-    print(f"stopped after step {run.step}, saved; continue with:")
+def print_how_to_continue(run, broken):
+    """The command that continues a run that was stopped, on stderr if stdout is broken."""
     words = ("--init_from=resume", f"--out_dir={run.config.out_dir}")
-    print(command(run.program, *words, launcher=launcher(run.runtime)))
+    text = f"stopped after step {run.step}, saved; continue with:\n"
+    text += command(run.program, *words, launcher=launcher(run.runtime))
+    if broken or tell(text, sys.stdout):
+        tell(text)
 
 
 def closing_prompt(split, tokenizer):
@@ -366,22 +365,22 @@ def twin_arguments(given):
 @contextmanager
 def explained(run, save=None):
     """Turn an expected kind of error into a Failure of one line. With save(run), a single process
-    saves its steps if only a file failed, such as a log on a full disk, and a loss that is not
-    finite leaves a note in the run folder, which a sweep counts as a result."""
+    saves its steps, whatever the error, and a loss that is not finite leaves a note in the run
+    folder, which a sweep counts as a result."""
     try:
         yield
-    except Failure:
-        if save and run.runtime.world_size == 1 and run.step > (run.saved or 0):
-            with suppress(Failure, FloatingPointError):  # the save may fail, or a step before it
-                save(run)
-                print(f"saved step {run.step}: --init_from=resume continues from it")
-        raise
-    except (FloatingPointError, MemoryError, RuntimeError) as error:
-        if isinstance(error, FloatingPointError) and save and run.runtime.main:
+    except Exception as error:
+        diverged = isinstance(error, FloatingPointError)
+        if diverged and save and run.runtime.main:
             note = {"step": run.step, "reason": str(error)}
             with suppress(Failure):  # a full disk
-                files.write(Path(run.config.out_dir) / DIVERGED, json.dumps(note))
-        failure = explain(error, run)
+                files.write(own_folder(run) / DIVERGED, json.dumps(note))
+        may_save = run.runtime.world_size == 1 and not run.changing
+        if save and may_save and not diverged and run.step > (run.saved or 0):
+            with suppress(Exception):  # the save may fail, or a step before it
+                save(run)
+                tell(f"saved step {run.step}: --init_from=resume continues from it")
+        failure = None if isinstance(error, Failure) else explain(error, run)
         if failure is None:
             raise
         raise failure from error

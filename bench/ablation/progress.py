@@ -32,6 +32,14 @@ def cell(text):
     return Text(printable(text))
 
 
+class Output(Console):
+    """Standard output. rich would end the process where nothing reads it any more, as in `| head`:
+    this error is raised, so that the runs save."""
+
+    def on_broken_pipe(self):
+        raise
+
+
 def say(text):
     """Print a text in lines of 80 columns, without breaking a word."""
     wrap = dict(break_on_hyphens=False, break_long_words=False)
@@ -45,7 +53,7 @@ def doing(what):
         print(what, flush=True)
         yield lambda detail: None
         return
-    console = Console(highlight=False)
+    console = Output(highlight=False)
     with console.status(what) as status:
         console.show_cursor(True)
         yield lambda detail: status.update(cell(f"{what}: {detail}"[: console.width - 4]))
@@ -53,7 +61,7 @@ def doing(what):
 
 def print_plan(sweep, jobs):
     """Print the arms, the runs that are left, their time, and what they can show."""
-    Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
+    Output(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
     if not jobs:
         say("nothing left to run")
         return
@@ -143,7 +151,7 @@ class RunBar(Progress):
             TextColumn("{task.percentage:3.0f}%"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=Console(highlight=False, soft_wrap=not sys.stdout.isatty()),
+            console=Output(highlight=False, soft_wrap=not sys.stdout.isatty()),
             disable=not sys.stdout.isatty(),
         )
         left = [self.seconds(job) for job in jobs if job.key not in sweep.rows]

@@ -96,7 +96,7 @@ ROW |= {"curve": list | None, "blocks": list | None, "extrapolation": dict | Non
 ROW |= dict.fromkeys([*LOSSES.values(), *NUMBERS], Real | None)
 ROW |= dict.fromkeys(TEXTS, str | None)
 COST = {"arm": str, "parameters": Real, "threads": int, "hardware": str | None}
-COST |= {"step_ratio": dict | None, "milliseconds_per_step": dict | None}
+COST |= {"step_ratio": dict | None, "milliseconds_per_step": dict}
 
 
 # ---------------------------------------------------------------- plans
@@ -296,7 +296,25 @@ def machines_apart(runs):
 def is_row(line):
     """Whether a line of rows.jsonl has the keys that a row of `load` needs."""
     known = line.get("purpose") in PURPOSES and line.get("status") in STATUSES and fits(line, ROW)
-    return known and (line["status"] != "done" or None not in map(line.get, LOSSES.values()))
+    complete = known and (line["status"] != "done" or None not in map(line.get, LOSSES.values()))
+    return complete and holds_numbers(line)
+
+
+def holds_numbers(line):
+    """Whether the curve, the blocks and the extrapolation of a row are numbers in their shapes."""
+    for point in line.get("curve") or []:
+        if not (isinstance(point, list) and len(point) == 4 and are_numbers(point)):
+            return False
+    for times, entry in (line.get("extrapolation") or {}).items():
+        if not (times.isdecimal() and isinstance(entry, dict)):
+            return False
+        if not isinstance(entry.get("window", {}), dict):
+            return False
+    return are_numbers(line.get("blocks") or [])
+
+
+def are_numbers(values):
+    return all(isinstance(value, Real) for value in values)
 
 
 def row_of(line, plan):
@@ -383,7 +401,7 @@ def threads_text(threads):
 
 def is_cost(line):
     """Whether a line of costs.jsonl has an arm and its costs."""
-    return fits(line, COST)
+    return fits(line, COST) and isinstance(line["milliseconds_per_step"].get("median"), Real)
 
 
 def cost_of(line, is_base):

@@ -25,7 +25,7 @@ from bench.ablation.identity import digest
 from bench.ablation.measure import measure_trained
 from bench.ablation.step_times import cores
 from common import files
-from common.errors import UserError, one_line
+from common.errors import UserError, one_line, tell
 from common.files import ROOT
 from training.run_folder import DIVERGED, lock_run, next_free, read_log
 from weights import checkpoint
@@ -118,7 +118,7 @@ def make_ready(job):
     other code or another configuration is renamed first."""
     folder = Path(job.out_dir)
     began = (folder / "run.json").exists() or checkpoint.steps(folder)
-    if began and stored(folder, "run.json") != job.identity():
+    if folder.is_symlink() or (began and stored(folder, "run.json") != job.identity()):
         folder.rename(next_free(folder))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "run.json").exists():
@@ -267,7 +267,10 @@ class Run:
         more = {"OMP_NUM_THREADS": str(self.job.threads), "PYTHONUNBUFFERED": "1"}
         if self.gpu is not None:
             more["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
-        with open(self.stderr.with_name("stdout.txt"), "ab") as out, open(self.stderr, "wb") as err:
+        with (
+            open(self.stderr.with_name("stdout.txt"), "ab", opener=files.no_link) as out,
+            open(self.stderr, "wb", opener=files.no_link) as err,
+        ):
             # In its own session: Ctrl-C reaches only the driver, which passes on one signal.
             self.process = subprocess.Popen(
                 [sys.executable, self.job.trainer, *self.job.arguments(self.resumed)],
@@ -311,6 +314,7 @@ class Run:
 
     def stop(self):
         """Let the run save and exit; kill it if it still runs after GRACE seconds."""
+        tell(f"stopping {self.job.name}, which saves")
         self.process.terminate()
         try:
             self.process.wait(GRACE)

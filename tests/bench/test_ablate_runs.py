@@ -25,10 +25,11 @@ from bench.ablation import (
     step_times,
 )
 from bench.ablation import rows as frames
-from common.errors import UserError
+from common.errors import Failure, UserError
 from common.files import ROOT
 from common.runtime import versions
 from helpers.ablation import DRIVER, arguments, arm, rows_of, steps_of
+from helpers.runs import refusing
 from helpers.sweeps import write_lines
 from prepare import prepare
 from tokens import ngrams
@@ -79,6 +80,45 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     drive(arm(crash=dict(norm="dyt"), rope=dict(position="rope")), "--seeds=2", "--screening")
     assert steps_of(rows["rope", 0, 1, "report"]) == steps
     assert len(read_rows(out / "rows.jsonl")) == 12  # the two that failed are tried again
+
+
+@pytest.mark.parametrize("kind", ["pipe", "closed"])
+def test_a_sweep_that_is_stopped_says_so_whatever_its_streams_are(drive, monkeypatch, capfd, kind):
+    def stopped(sweep, stop, start):
+        stop.note(signal.SIGHUP, None)
+        monkeypatch.setattr(sys, "stdout", refusing(kind))
+        print("a line", flush=True)
+
+    monkeypatch.setattr(ablate, "run_sweep", stopped)
+    assert drive(ROPE) == 129
+    assert "stopped and saved" in capfd.readouterr().err
+
+
+def test_a_sweep_leaves_a_folder_alone_that_takes_its_name(planned, out, tmp_path):
+    sweep = planned(ROPE)
+    sweep.open()
+    out.rename(tmp_path / "moved")
+    (out / "runs").mkdir(parents=True)
+    lock_run(out).close()
+    for write in (sweep.write_plan, lambda: sweep.keep_row(None, {})):
+        with pytest.raises(Failure, match="was moved"):
+            write()
+    assert sorted(path.name for path in out.iterdir()) == ["lock", "runs"]
+
+
+def test_a_run_is_not_started_through_a_link(planned, tmp_path):
+    sweep = planned(ROPE)
+    job = schedule.pending_jobs(sweep)[0]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/stderr.txt").write_text("mine")
+    Path(job.out_dir).parent.mkdir(parents=True)
+    Path(job.out_dir).symlink_to(tmp_path / "mine")
+    assert not runs.make_ready(job)
+    assert os.listdir(tmp_path / "mine") == ["stderr.txt"] and Path(job.out_dir).is_dir()
+    Path(job.out_dir, "stderr.txt").symlink_to(tmp_path / "mine/stderr.txt")
+    with pytest.raises(OSError):
+        runs.Run(job)
+    assert (tmp_path / "mine/stderr.txt").read_text() == "mine"
 
 
 def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out, capsys):
@@ -276,6 +316,7 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(drive, data_dir, tmp_path,
         happens(lambda: has_rows() or process.poll() is not None)
         time.sleep(0.25)  # into the next runs
         assert process.poll() is None
+        process.stdout.close()  # as of `2>&1 | tee log`, where Ctrl-C ends tee first
         process.send_signal(number)
         assert process.wait(60) == (130 if number == signal.SIGINT else -9)
         no_orphans = lambda: not alive(disturbed)

@@ -1,10 +1,20 @@
 """What a sweep shows on a terminal of 80 columns, and elsewhere."""
 
+import sys
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from bench.ablation import progress, runs
+from helpers.runs import refusing
+
+
+def test_a_reader_that_leaves_is_an_error_and_does_not_end_the_process(monkeypatch):
+    """So that the runs save."""
+    monkeypatch.setattr(sys, "stdout", refusing("pipe"))
+    with pytest.raises(BrokenPipeError):
+        progress.Output().print("text")
 
 
 def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):

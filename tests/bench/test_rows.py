@@ -71,17 +71,34 @@ def test_a_loss_that_is_not_finite_has_diverged_and_stays_a_result(tmp_path):
 
 
 ODD_ROWS = [{}, {"arm": 3}, {"lr": None}, {"status": "cancelled"}, {"curve": 3}]
-ODD_ROWS += [{"final_report": "1.9"}, {"final_report": None}]
+ODD_ROWS += [{"final_report": "1.9"}, {"final_report": None}, {"lr": 10**400}, {"seed": 2**64}]
+ODD_ROWS += [{"curve": ["a"]}, {"curve": [["a", 1, 1, 1]]}, {"curve": [[1, 2]]}, {"blocks": ["a"]}]
+ODD_ROWS += [{"extrapolation": {"1": 3}}, {"extrapolation": {"x": {}}}]
 
 
-@pytest.mark.parametrize("odd", ODD_ROWS, ids=str)
+@pytest.mark.parametrize("odd", ODD_ROWS, ids=lambda odd: str(odd)[:40])
 def test_an_odd_row_is_named_and_left_out(tmp_path, capsys, odd):
     _, lines, rope = make(tmp_path)
     before = rows.load(tmp_path)
-    write_lines(tmp_path, [lines[0], rope | odd if odd else {}, *lines[1:]])
+    write_lines(tmp_path, [lines[0], rope | {"seed": 77} | odd if odd else {}, *lines[1:]])
     runs = rows.load(tmp_path)
     assert runs.equals(before)
     assert "rows.jsonl is damaged and read without line 2" in capsys.readouterr().err
+
+
+ODD_COSTS = [{"parameters": 10**400}, {"milliseconds_per_step": None}, {"threads": "two"}]
+ODD_COSTS += [{"milliseconds_per_step": {}}, {"milliseconds_per_step": {"median": "fast"}}]
+
+
+@pytest.mark.parametrize("odd", ODD_COSTS, ids=lambda odd: str(odd)[:40])
+def test_odd_costs_are_named_and_left_out(tmp_path, capsys, odd):
+    _, _, prices = make_sweep(tmp_path, effects=ROPE, diverged=(), stale=False)
+    before = rows.costs(tmp_path)
+    write_lines(tmp_path, [*prices.values(), prices["rope"] | odd], "costs.jsonl")
+    assert rows.costs(tmp_path).equals(before)
+    assert (
+        f"costs.jsonl is damaged and read without line {len(prices) + 1}" in capsys.readouterr().err
+    )
 
 
 PLANS = ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', '{"margin": "wide"}']

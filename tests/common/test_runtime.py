@@ -1,15 +1,33 @@
 """The number format of a run on a CPU."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common.errors import UserError
 from common.runtime import Runtime
 from model_llama import Llama, LlamaConfig
 from training.net import recomputed
 
 bfloat16 = Runtime("cpu", "bfloat16", 0, 1, [])
+
+
+def test_a_compile_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    """It is refused, and compile=auto does without it."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("CXX", "true")  # a compiler
+    runtime = Runtime("cpu", "float32", 0, 1, [])
+    with pytest.raises(UserError, match=r"compile cache .*file: .*TORCHINDUCTOR_CACHE_DIR"):
+        runtime.choose_compile(True, 1)
+    runtime.choose_compile("auto", math.inf)
+    assert not runtime.compile and "cannot write the compile cache" in runtime.reasons[-1]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
+    runtime.choose_compile("auto", math.inf)
+    assert runtime.compile
 
 
 class Kernels(TorchDispatchMode):

@@ -67,9 +67,9 @@ def test_a_second_signal_ends_at_once(lab):
     process.until(lambda: (out / "log.jsonl").stat().st_ino != log)
     time.sleep(1)
     process.popen.send_signal(signal.SIGTERM)
-    process.until(lambda: "stopping" in process.printed()[1])
+    time.sleep(1.5)  # two signals within a second are one request
     process.popen.send_signal(signal.SIGINT)
-    process.expect(130, "stopping", 5)
+    process.expect(130, "", 5)
     assert tree(out / "ckpt") == before
     lab.to_the_end(out)
 

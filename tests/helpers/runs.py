@@ -83,6 +83,7 @@ def new_run(config):
         saved_config=asdict(config),
         state={},
         saved=None,
+        hold=None,
     )
 
 
@@ -96,3 +97,17 @@ def made(argv):
     settings = train.read_config(argv, "")
     runtime = train.set_up(settings.config.device, settings.config.dtype)
     return train.make_run(settings, runtime)
+
+
+def refusing(kind):
+    """A text stream that refuses what is written to it."""
+    if kind == "full":
+        return open("/dev/full", "w")
+    if kind == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+        return os.fdopen(writer, "w")
+    terminal, name = os.openpty()
+    stream = os.fdopen(name, "w")
+    os.close(terminal)
+    return stream

@@ -1,5 +1,6 @@
 """What a run survives: signals, kills, full disks, broken files. Every run is tiny."""
 
+import errno
 import os
 import pickle
 import re
@@ -17,7 +18,7 @@ from common import files
 from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
 from helpers.checkpoints import reseal
-from helpers.runs import ROOT, arguments, equal, losses, same_runs, weights
+from helpers.runs import ROOT, arguments, equal, losses, refusing, same_runs, weights
 from helpers.texts import message
 from tokens import batches
 from training import run_folder
@@ -60,7 +61,7 @@ def test_data_that_fail_lose_no_step(
     monkeypatch.setattr(*method, read)
     with pytest.raises(Failure, match="the token file shrank") as caught:
         start("cut", options)
-    assert f"saved step {step}: --init_from=resume continues from it" in capsys.readouterr().out
+    assert f"saved step {step}: --init_from=resume continues from it" in capsys.readouterr().err
     assert caught.value.status == 1 and checkpoint.steps(tmp_path / "cut")[-1] == step
     assert not resume("cut")
     same_runs(tmp_path / "cut", tmp_path / "straight")
@@ -102,15 +103,136 @@ def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_p
     run_folder.open_out_dir(out).close()
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (0, 141)])
-def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status):
+@pytest.mark.parametrize(
+    "number, kind, broken, ends",
+    [
+        (signal.SIGINT, "pipe", ("stdout", "stderr"), 130),  # 2>&1 | tee log
+        (signal.SIGHUP, "closed", ("stdout", "stderr"), 129),  # the terminal is closed
+        (signal.SIGTERM, "full", ("stdout",), 143),
+        (signal.SIGTERM, "pipe", ("stderr",), 143),
+        (None, "pipe", ("stdout",), errno.EPIPE),  # | head
+        (None, "full", ("stdout", "stderr"), errno.ENOSPC),
+    ],
+)
+def test_a_stop_saves_and_says_so_whatever_its_streams_are(
+    start, tmp_path, monkeypatch, capfd, number, kind, broken, ends
+):
+    real = train.train_step
+
+    def step(run):
+        if run.step == 3:
+            for name in broken:
+                monkeypatch.setattr(sys, name, refusing(kind))
+            if number:
+                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), number)  # as of a shell, or of `timeout`
+        return real(run)
+
+    monkeypatch.setattr(train, "train_step", step)
+    options = "--max_iters=50 --eval_interval=50"
+    if number:
+        assert start("run", options) == ends
+    else:
+        with pytest.raises(OSError) as caught:
+            start("run", options)
+        assert caught.value.errno == ends
+    assert checkpoint.steps(tmp_path / "run") == [4]
+    if len(broken) == 1:
+        said = capfd.readouterr()
+        assert "stopped after step 4, saved" in (said.err if "stdout" in broken else said.out)
+
+
+@pytest.mark.parametrize(
+    "function, saved",
+    [((train, "evaluate"), [0]), ((train, "train_step"), [1]), ((checkpoint, "write_files"), [2])],
+)
+def test_a_stop_at_the_start_or_while_it_saves(start, tmp_path, monkeypatch, function, saved):
+    real = getattr(*function)
+
+    def signalled(*arguments):
+        os.kill(os.getpid(), signal.SIGHUP)
+        return real(*arguments)
+
+    monkeypatch.setattr(*function, signalled)
+    assert start("run", "--max_iters=50 --eval_interval=2") == 129
+    assert checkpoint.steps(tmp_path / "run") == saved
+
+
+def test_a_second_signal_a_moment_later_ends_at_once(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    stop = StopRequest()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        stop.note(number, None)
+    assert stop.status == 130 and not ended
+    stop.noted_at -= stop.TWICE
+    stop.note(signal.SIGHUP, None)
+    assert not ended
+    stop.note(signal.SIGTERM, None)
+    assert ended == [143]
+
+
+def test_a_terminal_that_closes_does_not_stop_what_nohup_started():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    StopRequest()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+IN_FORWARD = (train.Loss, "forward")
+
+
+@pytest.mark.parametrize(
+    "error, function, norm, saved",
+    [
+        (OSError(5, "I/O"), IN_FORWARD, "layernorm", [2]),
+        (torch.OutOfMemoryError(), IN_FORWARD, "layernorm", [2]),
+        (ValueError("no"), IN_FORWARD, "batchnorm", []),
+        (ValueError("no"), (train, "update_weights"), "layernorm", []),
+    ],
+)
+def test_an_error_of_any_kind_saves_the_steps_taken(
+    start, tmp_path, monkeypatch, error, function, norm, saved
+):
+    """Unless it left a step half done: in the update, or where the forward pass counts means."""
+    calls = []
+
+    def fail(*arguments, **more):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise error
+        return real(*arguments, **more)
+
+    real = getattr(*function)
+    monkeypatch.setattr(*function, fail)
+    monkeypatch.setattr(train, "evaluate_and_save", lambda *_: None)
+    with pytest.raises((Failure, type(error))):
+        start("run", f"--max_iters=4 --norm={norm}")
+    assert checkpoint.steps(tmp_path / "run") == saved
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "number, status, errors",
+    [
+        (signal.SIGINT, 130, subprocess.STDOUT),  # 2>&1 | tee log, where Ctrl-C ends tee first
+        pytest.param(signal.SIGTERM, 143, subprocess.PIPE, marks=SLOW),
+        pytest.param(signal.SIGINT, 130, subprocess.PIPE, marks=SLOW),
+        pytest.param(0, 141, subprocess.PIPE, marks=SLOW),  # | head
+    ],
+)
+def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status, errors):
     """As does a reader of the output that leaves, such as `| head`."""
     out = tmp_path / "run"
     argv = arguments(data_dir, out, "--max_iters=100000", "--eval_interval=50000")
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict(stdout=subprocess.PIPE, stderr=errors, text=True)
     process = subprocess.Popen([sys.executable, "-u", "train.py", *argv], cwd=ROOT, **pipes)
     next(line for line in process.stdout if line.startswith("iter 5:"))
-    if number:
+    if errors == subprocess.STDOUT:
+        process.stdout.close()
+        process.send_signal(number)
+    elif number:
         process.send_signal(number)
         assert "--init_from=resume" in process.communicate(timeout=30)[0]
     else:
@@ -128,7 +250,7 @@ def test_killed_inside_a_save_leaves_the_last_checkpoint(start, resume, tmp_path
     real, calls = files.sync, []
 
     def die(path):
-        calls.append(path)
+        calls.extend([path] if "ckpt" in str(path) else [])
         if len(calls) == 3:
             raise KeyboardInterrupt
         real(path)

@@ -3,19 +3,23 @@
 import csv
 import errno
 import os
+import re
+import shutil
 import sys
 from dataclasses import asdict
 
 import pytest
 
+import train
 from common import files
 from common.errors import Failure
 from helpers.checkpoints import copy_run, prepare_words, resume
 from helpers.formats import refused
-from helpers.runs import new_run
+from helpers.runs import arguments, losses, new_run, same_runs
 from training import run_folder
 from training.settings import TrainConfig
 from training.terminal import RunLog
+from weights import checkpoint
 
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 300, "\ud800"])
@@ -50,6 +54,88 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     run_folder.open_out_dir(tmp_path).close()
     assert (tmp_path / "lock").read_text() == str(os.getpid())
     assert "without locks: start only one process" in capsys.readouterr().err
+
+
+TRAIN_STEP = train.train_step
+
+
+def train_on(data_dir, out, *changes):
+    """Train five steps in `out`; call each of some functions before the third one."""
+
+    def step(run):
+        if run.step == 2:
+            for change in changes:
+                change()
+        return TRAIN_STEP(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "train_step", step)
+        return train.main([*arguments(data_dir, out, "--max_iters=5"), "--eval_interval=2"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows where a folder is now")
+def test_a_run_owns_its_folder_and_not_its_path(data_dir, tmp_path, short_end, capsys):
+    """After `mv A A2`, a second run in A keeps what it saves, and the first goes on in A2."""
+    one = tmp_path / "A"
+    two = tmp_path / "A2"
+    result = train_on(data_dir, one, lambda: one.rename(two), lambda: train_on(data_dir, one))
+    assert result.folder == two / "ckpt/000005" and f"is now {two}" in capsys.readouterr().err
+    for folder in (one, two):
+        assert checkpoint.steps(folder) == [4, 5] and len(losses(folder)) == 5
+        assert len(losses(folder, "val_loss")) == 4 and (folder / "loss.png").exists()
+    assert checkpoint.read(result.folder)[1]["out_dir"] == str(two)
+    same_runs(one, two)
+
+
+def test_a_folder_that_takes_the_name_is_left_alone(data_dir, tmp_path, short_end):
+    """Where the own one is gone, or no system knows where it is."""
+    out = tmp_path / "A"
+    make_another = lambda: [shutil.rmtree(out), out.mkdir(), (out / "mine").touch()]
+    with pytest.raises(Failure, match="another one.*left alone"):
+        train_on(data_dir, out, make_another)
+    assert [path.name for path in out.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("name", [".", "log.jsonl", "lock"])
+def test_what_is_removed_while_it_trains_is_made_again(data_dir, tmp_path, short_end, capsys, name):
+    """With all rows of the log, and a lock that holds."""
+    out = tmp_path / "A"
+    seen = []
+    seen_locked = lambda: seen.append(refused(run_folder.check_out_dir, out, True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "save", lambda *_, real=train.save: [real(*_), seen_locked()])
+        train_on(data_dir, out, lambda: files.remove(out / name))
+    assert len(losses(out)) == 5 and checkpoint.steps(out)[-1] == 5
+    assert all("is training here" in said for said in seen)
+    assert name == "lock" or "was removed" in capsys.readouterr().err
+
+
+def test_nothing_is_written_through_a_link(data_dir, tmp_path, short_end):
+    """A link that came with a folder is replaced, or the folder is refused."""
+    out = tmp_path / "run"
+    (tmp_path / "mine").mkdir()
+    mine = tmp_path / "mine/file"
+    mine.write_text("mine")
+    train_on(data_dir, out)
+    linked = ("loss.png", "log.csv", "log.jsonl", "latest", "best", "config.json")
+    for name in linked:
+        files.remove(out / name)
+        (out / name).symlink_to(mine)
+    assert not resume(out, data_dir, "--max_iters=8", "--log=csv")
+    assert not any((out / name).is_symlink() for name in linked)
+    for name in ("lock", "ckpt", "tensorboard"):
+        files.remove(out / name)
+        (out / name).symlink_to(mine if name == "lock" else mine.parent)
+        assert re.search(
+            f"this is a link.*{out / name}", refused(run_folder.open_out_dir, out, True)
+        )
+        (out / name).unlink()
+    (out / "rows.jsonl").symlink_to(mine)
+    with pytest.raises(Failure, match="in the place of the link"):
+        files.append(out / "rows.jsonl", {})
+    with pytest.raises(OSError):
+        files.lock(out / "rows.jsonl")
+    assert [path.read_text() for path in (tmp_path / "mine").iterdir()] == ["mine"]
 
 
 DAMAGED = (
