@@ -25,7 +25,6 @@ a temporary name and renamed when it is complete. Memory use does not grow with 
 import math
 import os
 import re
-import signal
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -35,8 +34,7 @@ from typing import NamedTuple
 from common import early
 
 if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`: Ctrl-C prints no traceback
+    early.end_at_once()
     early.check_keys("prepare.py")
     early.need("numpy", "tqdm")
 

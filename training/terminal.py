@@ -105,7 +105,8 @@ def launcher(runtime):
     """What starts the processes of a run: this interpreter, or torchrun."""
     if runtime.world_size == 1:
         return commands.python()
-    return f"{commands.torchrun()} --standalone --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
+    size = os.environ.get("LOCAL_WORLD_SIZE", runtime.world_size)
+    return f"{commands.torchrun()} --standalone --nproc_per_node={size}"
 
 
 def parameters_by_part(model):
