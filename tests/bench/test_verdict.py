@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from bench import verdict
+from bench.ablation import contrasts
 from common.errors import UserError
 from common.files import ROOT
 
@@ -95,6 +96,20 @@ def test_the_seeds_that_would_decide():
     base = sd * random.standard_normal((4000, n))
     found = stats.ttest_ind(arm, base, axis=1).pvalue <= 0.05 / 2
     assert found.mean() == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("arms", "base_runs", "sd", "most"),
+    [(1, 3, 1, 0.05), (6, 10, 1, 0.05), (6, 10, 2, 0.08), (20, 10, 2, 0.11)],
+)
+def test_useless_changes_are_called_as_rarely_as_the_page_says(arms, base_runs, sd, most):
+    """Three runs of an arm, whose standard deviation is sd times the base's."""
+    random = np.random.default_rng(0)
+    base = random.standard_normal((base_runs, 2000, 1))
+    losses = sd * random.standard_normal((verdict.LEAST_RUNS, 2000, arms))
+    p, _, _ = contrasts.compare([losses, base], 0)
+    error = (contrasts.holm(p) <= verdict.ERROR).any(-1).mean()
+    assert error <= most + 2 * np.sqrt(most / 2000)
 
 
 def test_of_several_rows_of_a_run_the_last_counts(tmp_path, capsys):
