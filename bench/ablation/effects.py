@@ -13,13 +13,15 @@ of a setting share belongs into se.
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import log_ndtr, logsumexp, ndtr
 
 LEAST_SETTINGS = 4  # with fewer, no prediction is made
 SURE = 0.9  # the probability of a word
 WITHIN = np.log(1.05)  # a smaller log worth makes no difference
-TAUS = np.geomspace(0.02, 12, 64)  # in units of the spread of all parts
-STEPS = np.linspace(-8, 8, 65)  # of the grid of the mean, in its standard errors
+TAUS = np.geomspace(0.02, 12, 40)  # in units of the spread of all parts
+STEPS = np.linspace(-8, 8, 33)  # of the grid of the mean, in its standard errors
+BLUR = 0.25  # standard deviation that makes a sum over STEPS smooth, in the same unit
 CENTERS = np.log(np.geomspace(0.05, 4, 24))  # of the prior of log tau
 WIDTHS = np.array([0.25, 0.5, 0.75, 1.0, 1.5])
 OPEN = 1e-3  # of the highest weight: more at an end of the mean's grid leaves an interval open
@@ -80,28 +82,24 @@ class Posterior:
     rows: dict  # {column: values [settings]} of the part
     taus: np.ndarray  # [taus, 1]
     means: np.ndarray  # [taus, steps]
+    errors: np.ndarray  # [taus, 1]: the standard error of the mean for each tau
     weights: np.ndarray  # [taus, steps]; their sum is 1
     prior: np.ndarray  # [taus]
 
     def below(self, x, new=True, se=0.0):
         """The probability that the log worth in a new setting, measured with an error se, is below
         x; new=False: that the mean over settings is."""
-        if not new:
-            return float(self.weights[self.means < x].sum())
-        return float((self.weights * ndtr((x - self.means) / np.hypot(self.taus, se))).sum())
+        variance = (BLUR * self.errors) ** 2 + se**2
+        if new:
+            variance = variance + self.taus**2
+        return float((self.weights * ndtr((x - self.means) / np.sqrt(variance))).sum())
 
     def quantile(self, share, new=True, se=0.0):
-        """The log worth that has this share of the probability below it, by bisection."""
+        """The log worth that has this share of the probability below it."""
         reach = 8 * np.hypot(self.taus.max(), se)
         low = self.means.min() - reach
         high = self.means.max() + reach
-        for _ in range(40):
-            middle = (low + high) / 2
-            if self.below(middle, new, se) < share:
-                low = middle
-            else:
-                high = middle
-        return float(middle)
+        return brentq(lambda x: self.below(x, new, se) - share, low, high, xtol=1e-6 * (high - low))
 
     def interval(self, new=True, se=0.0):
         """The 95 % interval; infinite where censored worths leave it open."""
@@ -125,18 +123,17 @@ def posteriors(worths):
     z = (np.log(TAUS) - CENTERS[:, None, None]) / WIDTHS[:, None]
     priors = np.exp(-(z**2) / 2).reshape(-1, len(TAUS))
     priors /= priors.sum(1, keepdims=True)  # [priors, taus]
-    likelihood = np.array([np.exp(logsumexp(each, 1) - each.max()) for _, each in grids])
+    likelihood = np.array([np.exp(logsumexp(each, 1) - each.max()) for *_, each in grids])
     marginal = likelihood @ priors.T  # [parts, priors]
     evidence = np.log(marginal).sum(0)
     share = np.exp(evidence - evidence.max())  # of each prior, by all parts
 
     found = {}
-    for (part, own), (means, log_weights), of_priors in zip(
-        rows.items(), grids, marginal, strict=True
-    ):
-        prior = (share / of_priors) @ priors
-        weights = np.exp(log_weights - log_weights.max()) * prior[:, None]
-        found[part] = Posterior(own, taus, means, weights / weights.sum(), prior)
+    for part, (means, errors, log_likelihood), own in zip(rows, grids, marginal, strict=True):
+        prior = (share / own) @ priors
+        weights = np.exp(log_likelihood - log_likelihood.max()) * prior[:, None]
+        weights /= weights.sum()
+        found[part] = Posterior(rows[part], taus, means, errors, weights, prior)
     return found
 
 
@@ -154,14 +151,17 @@ def spread(rows):
 
 
 def grid(rows, taus, steps=STEPS, shift=0.0):
-    """(means, their log likelihood), [taus, steps] each, of the worths of a part minus `shift`."""
+    """The worths of a part minus `shift`, on a grid: its means [taus, steps], the mean's standard
+    errors [taus, 1], and the log likelihood [taus, steps]."""
     y = rows["log_worth"] - shift
     precision = 1 / (taus**2 + rows["se"] ** 2)  # [taus, settings]
     total = precision.sum(1, keepdims=True)
-    means = (precision * y).sum(1, keepdims=True) / total + steps / np.sqrt(total)
+    errors = 1 / np.sqrt(total)
+    means = (precision * y).sum(1, keepdims=True) / total + errors * steps
     scale = np.sqrt(precision)[:, None]  # [taus, 1, settings]
     z = (y - means[..., None]) * scale
-    censored = rows["censored"]
     exact = np.log(scale) - z**2 / 2
-    log_likelihood = np.where(censored == 0, exact, log_ndtr(-censored * z)).sum(2)
-    return means, log_likelihood - np.log(total) / 2  # the width of a step
+    censored = rows["censored"]
+    if censored.any():
+        exact = np.where(censored == 0, exact, log_ndtr(-censored * z))
+    return means, errors, exact.sum(2) + np.log(errors)

@@ -37,7 +37,7 @@ def is_decided(posterior, sign, error):
     mean and tau are integrated out. sign: 0.5 or -0.5 for each setting."""
     evidence = []
     for shift in SHIFTS * effects.spread(posterior.rows):
-        _, log_likelihood = effects.grid(posterior.rows, posterior.taus, STEPS, shift * sign)
+        *_, log_likelihood = effects.grid(posterior.rows, posterior.taus, STEPS, shift * sign)
         evidence.append(logsumexp(logsumexp(log_likelihood, 1) + np.log(posterior.prior)))
     weights = np.exp(evidence - max(evidence))
     weights /= weights.sum()

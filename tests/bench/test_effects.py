@@ -35,7 +35,7 @@ def test_the_likelihood_of_tau_is_reml():
     se = random.uniform(0.01, 0.1, 6)
     rows = {"log_worth": y, "se": se, "censored": np.zeros(6, int)}
     taus = np.array([[0.01], [0.1], [0.4]])
-    _, log_likelihood = effects.grid(rows, taus)
+    *_, log_likelihood = effects.grid(rows, taus)
     contrasts = np.eye(6)[1:] - np.eye(6)[0]
     expected = []
     for tau in taus[:, 0]:
