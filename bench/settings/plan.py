@@ -2,10 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 from bench.ablation.arms import BASE, Arm, base_model
-from common.configurator import PositiveInt, build, check, compile_file, find, find_file, keys, load
+from common.configurator import (
+    PositiveInt,
+    Range,
+    build,
+    check,
+    compile_file,
+    find,
+    find_file,
+    from_text,
+    keys,
+    load,
+)
 from common.configurator import print_help as print_help_of
 from common.errors import UserError
 from parts.variant import VariantConfig
@@ -19,11 +30,13 @@ class SettingsConfig:
     OFTEN = ["out_dir", "settings", "arms", "passes", "workers", "dry_run"]
     out_dir: str = "out-settings"  # a folder for each setting
     #: {name: keys of train.py}; typed: names with commas, held_out, or a number: the first of them
-    settings: dict | str | int | None = None
+    settings: dict | str | None = None
     held_out: dict | None = None  # settings of the test, which run only when they are named
     #: {part: {"put_in": changes, "take_out": changes}}, or {part: changes}; typed: names or a dict
     arms: dict | str | None = None
-    passes: Literal[1, 2] = 1  # 1: each arm at the base's rate; 2: also at 0.7 and 1.4 of it
+    passes: Annotated[int, Range(least=1, most=2)] = (
+        1  # 1: each arm at the base's rate; 2: also at 0.7 and 1.4 of it
+    )
     workers: PositiveInt | None = None  # runs at a time, each on one thread; None: one per core
     dry_run: bool = False  # print the runs that are left and their hours, and stop
 
@@ -140,20 +153,20 @@ def chosen_settings(settings, typed):
     test = [setting for setting in settings if setting.held_out]
     if typed is None:
         return planned
-    if isinstance(typed, int):
-        return planned[:typed]
+    if typed.isdigit():
+        return planned[: int(typed)]
     if typed == HELD_OUT:
         return test
     named = {setting.name: setting for setting in settings}
-    return [pick(named, name, "settings") for name in str(typed).split(",")]
+    return [pick(named, name, "settings") for name in typed.split(",")]
 
 
 def chosen_parts(parts, typed):
     """The parts that --arms names or describes; all if it is not typed."""
     if typed is None:
         return parts
-    if isinstance(typed, dict):
-        return parts_of(typed)
+    if typed.startswith("{"):
+        return parts_of(check("arms", from_text(typed, dict), dict, f"--arms={typed}"))
     named = {part.name: part for part in parts}
     return [pick(named, name, "arms") for name in typed.split(",")]
 

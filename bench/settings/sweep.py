@@ -43,6 +43,10 @@ def main(argv, usage):
     with contextlib.closing(lock_run(plan.out)):
         stop = StopRequest()
         failed = measure(plan, courses, stop)
+    with doing("predicting"):
+        from bench.settings import table  # scipy takes a second to import
+
+    table.show(plan.out, [part.name for part in plan.parts])
     if stop.status:
         print("stopped; the same command continues. Runs in progress begin anew.")
         return stop.status
@@ -85,6 +89,8 @@ def measure(plan, courses, stop):
             for worker in ended(workers, POLL):
                 job, result = worker.result()
                 running.discard(job.key)
+                if stop.status and result["status"] == "failed":
+                    continue  # the signal has reached the worker, too
                 course = next(c for c in active if c.setting.name == job.setting)
                 course.keep_row(job, result)
                 report(course, job, result)
