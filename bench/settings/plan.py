@@ -34,8 +34,8 @@ class SettingsConfig:
     held_out: dict | None = None  # settings of the test, which run only when they are named
     #: {part: {"put_in": changes, "take_out": changes}}, or {part: changes}; typed: names or a dict
     arms: dict | str | None = None
-    passes: Annotated[int, Range(least=1, most=2)] = (
-        1  # 1: each arm at the base's rate; 2: also at 0.7 and 1.4 of it
+    #: 1: each arm at the base's best rate; 2: also at 0.7 and 1.4 times that rate
+    passes: Annotated[int, Range(least=1, most=2)] = 1
     )
     workers: PositiveInt | None = None  # runs at a time, each on one thread; None: one per core
     dry_run: bool = False  # print the runs that are left and their hours, and stop

@@ -8,15 +8,17 @@ import contextlib
 from rich.console import Console
 from rich.table import Table
 
-from bench.ablation import identity
+from bench.ablation import identity, step_times
 from bench.ablation.progress import WIDTH, doing, say
-from bench.ablation.step_times import Probe, cores
+from bench.ablation.rows import is_cost
+from bench.ablation.step_times import PATIENCE, Probe, cores, wait_until_quiet
 from bench.ablation.sweep import identify
 from bench.settings import plan as plans
 from bench.settings.run import Worker, ended
 from bench.settings.setting import BASE_RUNS, CURVE_RUNS, PASSES, RATES, Course, tokens_of
+from common import files
 from common.runtime import StopRequest, versions
-from training.run_folder import lock_run
+from training.run_folder import lock_run, read_rows
 
 POLL = 1  # seconds
 TIMED = 5  # steps of a dry run
@@ -43,6 +45,9 @@ def main(argv, usage):
     with contextlib.closing(lock_run(plan.out)):
         stop = StopRequest()
         failed = measure(plan, courses, stop)
+        if not stop.status:
+            for course in courses:
+                time_arms(course)
     with doing("predicting"):
         from bench.settings import table  # scipy takes a second to import
 
@@ -128,6 +133,25 @@ def next_job(plan, waiting, active, taken):
         course = waiting.pop(0)
         recognise(course, plan)
         active.append(course)
+
+
+def time_arms(course):
+    """Time the steps of a setting's arms in turn, unless that is done, or the machine is busy."""
+    if not course.admission["admitted"]:
+        return
+    path = course.folder / "costs.jsonl"
+    hardware = course.machine["hardware"]
+    done = {row["arm"] for row in read_rows(path, is_cost) if row["hardware"] == hardware}
+    names = [part.name for part in course.parts if part.name not in done]
+    if not names or not wait_until_quiet(PATIENCE):
+        return
+    vocabulary = {"vocab_size": course.data["vocab_size"]}
+    values = {name: vocabulary | course.arms[name].values for name in ("base", *names)}
+    rows, _ = step_times.time_arms(values, threads=1)
+    for row in rows:
+        if row["quiet"]:
+            more = {"hardware": hardware, "code_hash": course.arms[row["arm"]].code_hash}
+            files.append(path, row | more)
 
 
 def report(course, job, result):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.ablation.arms import BASE
+from bench.ablation.rows import is_cost
 from bench.ablation.worth import Curve
 from bench.settings import rates
 from bench.settings.setting import is_row, key_of
@@ -31,7 +32,7 @@ class Measured:
     name: str
     facts: dict  # of settings.json
     rows: list  # current rows, without failed ones
-    costs: dict = field(default_factory=dict)  # {arm: step time over the base's, low, high}
+    step_ratios: dict = field(default_factory=dict)  # {arm: its step time over the base's}
 
     @property
     def admitted(self):
@@ -90,7 +91,12 @@ def load(folder):
             current = all(arm.get(key) == row[key] for key in ("code_hash", "config_hash"))
             if current and row["status"] != "failed":
                 rows[key_of(row)] = row
-        measured.append(Measured(path.parent.name, facts, list(rows.values())))
+        ratios = {}
+        for row in read_rows(path.with_name("costs.jsonl"), is_cost):
+            arm = arms.get(row["arm"], {})
+            if row["step_ratio"] and arm.get("code_hash") == row.get("code_hash"):
+                ratios[row["arm"]] = row["step_ratio"]["ratio"]
+        measured.append(Measured(path.parent.name, facts, list(rows.values()), ratios))
     return measured
 
 
@@ -119,11 +125,23 @@ def worths_of(measured):
         loss, share, place = best_of(measured, name, points, shape, tuned)
         error = noise * math.sqrt(share + base_share)
         log_worth, se, censored = log_worth_at(curve, loss, error)
+        log_step = math.log(measured.step_ratios.get(name, math.nan))
         if measured.facts["arms"][name]["taken_out"]:
             log_worth = -log_worth
             censored = -censored
-        rate = math.exp(place)
-        found.append(Worth(name, measured.name, log_worth, se, censored, rate, len(points)))
+            log_step = -log_step
+        found.append(
+            Worth(
+                part=name,
+                setting=measured.name,
+                log_worth=log_worth,
+                se=se,
+                censored=censored,
+                rate=math.exp(place),
+                runs=len(points),
+                log_step=log_step,
+            )
+        )
     return found
 
 
