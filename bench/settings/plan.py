@@ -36,7 +36,6 @@ class SettingsConfig:
     arms: dict | str | None = None
     #: 1: each arm at the base's best rate; 2: also at 0.7 and 1.4 times that rate
     passes: Annotated[int, Range(least=1, most=2)] = 1
-    )
     workers: PositiveInt | None = None  # runs at a time, each on one thread; None: one per core
     dry_run: bool = False  # print the runs that are left and their hours, and stop
 
