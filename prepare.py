@@ -30,9 +30,15 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
+from common import early
+
+if __name__ == "__main__":
+    early.check_keys("prepare.py")
+    early.need("numpy", "tqdm")
+
 import numpy as np
 
-from common import files
+from common.commands import command
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError, printable, run
 from tokens import downloads, ngrams, sources, token_files
@@ -262,7 +268,7 @@ def print_training(meta, data_dir):
         words.append(f"--block_size={max(1, min(64, fewest - 1))}")
         words.append("--max_iters=200")
     words.append(f"--out_dir=out-{name.replace(':', '-')}")
-    print(f"  train on it:\n{files.command('train.py', *words)}")
+    print(f"  train on it:\n{command('train.py', *words)}")
 
 
 def print_list(data_dir):
@@ -283,7 +289,8 @@ def print_list(data_dir):
             except UserError:
                 state = "damaged"
         print(printable(f"{name:<17} {about:<20} {state}"))
-    print("prepare one with `python prepare.py NAME`, yours with --input=TEXT")
+    print("prepare one, or with --input=TEXT your own:")
+    print(command("prepare.py", "NAME"))
 
 
 def main(argv):

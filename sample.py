@@ -11,21 +11,24 @@ the checkpoint includes the tokenizer. The same command writes the same text
 again. From Python, call
 
     load(name)                              a model and its tokenizer
-    write_text(model, tokenizer, prompt)    the text that follows a prompt
+    write_text(model, tokenizer, prompt)    the text that follows a prompt, or each
+                                            of a list of prompts
     generate(model, idx, n)                 the same in tokens, one after another
 
 Shapes: B rows, T tokens, V vocabulary.
 """
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import UserError, run, starting
+from common import early
+from common.errors import UserError, run
 
-if __name__ == "__main__":
-    starting("sample.py")  # before the import of torch, which takes seconds
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("sample.py", "sampling/settings.py")
 
 import torch
 from torch.nn import functional as F
@@ -34,7 +37,7 @@ from common import configurator
 from common.runtime import seed_for, set_up
 from sampling.prompts import fit, note, read_prompts, show_cut
 from sampling.reader import Reader, ragged
-from sampling.settings import SampleConfig, moved
+from sampling.settings import OF_TEXT, SampleConfig, moved
 from sampling.text import Sample
 from weights.checkpoint import open_run
 
@@ -167,15 +170,25 @@ def write_samples(model, tokenizer, wanted, config, show=lambda piece: None, sam
 
 
 def write_text(model, tokenizer, prompt, **keys):
-    """Return the text that a model writes after a prompt: the first sample of `python sample.py`.
-    keys: fields of SampleConfig, such as temperature=0 or max_new_tokens=100."""
-    unknown = keys.keys() - SampleConfig.__dataclass_fields__.keys()
-    if unknown:
-        raise UserError(f"unknown key {min(unknown)}", "write_text", "give keys of SampleConfig")
+    """Return the text that a model writes after a prompt: the first sample of `python sample.py`. A
+    list of prompts is continued in batches, and gives a list of texts. keys: fields of SampleConfig
+    that are about the text (OF_TEXT), such as temperature=0 or max_new_tokens=100."""
+    for key in keys:
+        configurator.find(key, configurator.keys(SampleConfig), {}, "write_text")
+        if key not in OF_TEXT:
+            what = f"{key} changes nothing in this text"
+            raise UserError(what, "write_text", f"choose from {', '.join(OF_TEXT)}")
     config = configurator.build(SampleConfig, keys)
-    prompt = fit(tokenizer, prompt, "", config.skip_unknown)
-    (sample,) = write_samples(model, tokenizer, [(prompt, 0)], config)
-    return sample.text
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    fitted = []
+    for i, text in enumerate(prompts, 1):
+        fitted.append(fit(tokenizer, text, f"prompt {i}", config.skip_unknown))
+    wanted = numbered(fitted, 1)
+    texts = []
+    for first in range(0, len(wanted), BATCH_SIZE):
+        batch = wanted[first : first + BATCH_SIZE]
+        texts += [sample.text for sample in write_samples(model, tokenizer, batch, config)]
+    return texts[0] if isinstance(prompt, str) else texts
 
 
 def write_sample(model, tokenizer, prompt, runtime, config):
@@ -300,11 +313,23 @@ def report(name, sample, config, streamed):
     print("---------------", flush=True)
 
 
+def numbered(prompts, count):
+    """[(prompt, sample number), ...]: `count` samples of each prompt. The numbers go on where a
+    prompt is repeated, so that its samples differ."""
+    used = Counter()
+    wanted = []
+    for prompt in prompts:
+        for _ in range(count):
+            wanted.append((prompt, used[prompt]))
+            used[prompt] += 1
+    return wanted
+
+
 def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
     """Write and print every sample of every prompt, at most batch_size at a time. Without a file of
     prompts they are written one at a time, so that each can be read while it grows."""
     name, model, tokenizer, prompts = opened
-    wanted = [(prompt, number) for prompt in prompts for number in range(config.num_samples)]
+    wanted = numbered(prompts, config.num_samples)
     batch_size = batch_size if config.prompts else 1
     streamed = batch_size == 1 and not config.jsonl
     show = partial(print, end="", flush=True) if streamed else lambda piece: None

@@ -21,10 +21,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from common import errors
+from common import commands, early, errors
 
-if __name__ == "__main__":
-    errors.starting("train.py")  # before the import of torch, which takes seconds
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("train.py", "training/settings.py", "parts/variant.py")
 
 import torch
 
@@ -511,7 +511,8 @@ def start_runtime(settings):
     """The Runtime of some Settings, after the command is printed. Raises UserError if this number
     of processes cannot train so."""
     runtime = set_up(settings.config.device, settings.config.dtype)
-    command = terminal.command(settings.program, *settings.command_line.arguments)
+    words = settings.command_line.arguments
+    command = commands.command(settings.program, *words, launcher=terminal.launcher(runtime))
     terminal.print_once(runtime, f"this run:\n{command}")
     ranks.check_layout(settings.config, runtime)
     return runtime

@@ -17,10 +17,14 @@ import sys
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-from common.errors import run, starting
+from common import early
+from common.commands import runnable
+from common.errors import run
 
-if __name__ == "__main__":
-    starting("bench/ablate.py")
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start(
+        "bench/ablate.py", "bench/ablation/settings.py", "training/settings.py", "parts/variant.py"
+    )
 
 from bench.ablation import rows, runs, step_times
 from bench.ablation.arms import list_arms
@@ -56,7 +60,7 @@ def run_one(sweep, start=runs.run_local):
     try:
         stop = StopRequest()
         if not run_sweep(sweep, stop, start):
-            print(f"stopped and saved; the same command continues:\n{sweep.command}")
+            print(f"stopped and saved; the same command continues:\n{runnable(sweep.command)}")
             return stop.status
         with doing("writing the report"):
             from bench.ablation import report  # pandas and matplotlib take a second to import
@@ -98,7 +102,7 @@ def print_commands(sweep, jobs):
     """Print the command of one run of each arm, and the number of the others."""
     shown = [job for job in report_jobs(sweep, most=1) if job.key not in sweep.rows]
     for job in shown:
-        print(job.command())
+        print(runnable(job.command()))
     if len(jobs) > len(shown):
         more = len(jobs) - len(shown)
         say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")

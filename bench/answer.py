@@ -10,6 +10,11 @@ config/answer/page.py names the arms of each part, and the claims that others pu
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
+from common import early
+
+if __name__ == "__main__":
+    early.need("pandas")
+
 import runpy
 from pathlib import Path
 

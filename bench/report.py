@@ -3,6 +3,11 @@
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
+from common import early
+
+if __name__ == "__main__":
+    early.need("pandas")
+
 from bench.ablation.report import main
 from common.errors import run
 

@@ -30,7 +30,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from common import files
+from common import commands, files
 from common.errors import UserError, one_line, speaks
 
 
@@ -179,7 +179,7 @@ def find(key, known, renamed, where):
 
 def find_file(path):
     """The path of a config file. If it is not in the current directory, it may be in the repo."""
-    in_repo = files.ROOT / path
+    in_repo = commands.ROOT / path
     return str(in_repo) if in_repo.is_file() and not os.path.exists(path) else path
 
 
@@ -339,7 +339,7 @@ def help_text(usage, classes, defaults=None, everything=False):
     range. The keys in OFTEN of a class come first. everything: print the rare keys too."""
     groups = help_groups(classes, defaults or {})
     rare = []
-    lines = folded_usage(usage)
+    lines = folded_usage(commands.runnable(usage))
     for heading, group in groups.items():
         is_rare = heading.startswith(RARE)
         if is_rare:

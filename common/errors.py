@@ -13,6 +13,8 @@ import sys
 import textwrap
 import traceback
 
+from common.commands import runnable
+
 # What to install for a module whose package has another name, a partner, or one right version.
 PACKAGES = {"faiss": "faiss-cpu", "starlette": "starlette uvicorn", "ray": "ray==2.60.0"}
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
@@ -48,8 +50,8 @@ def one_line(error, most=160):
 def folded(text, indent=2, stream=None):
     """Prepare a line for a stream (None: stdout): without control characters. On a terminal it is
     folded between words, with `indent` spaces before each further line. Elsewhere it stays one
-    line, so that programs can search it."""
-    text = printable(text)
+    line, so that programs can search it. The commands in it can be pasted."""
+    text = runnable(printable(text))
     if not (stream or sys.stdout).isatty():
         return text
     width = max(2 * indent, shutil.get_terminal_size().columns)
@@ -95,11 +97,7 @@ def run(main):
     except BrokenPipeError:  # nothing reads our output any more, as in `| head`
         status = BROKEN_PIPE
     except Exception as error:
-        if "--debug" in sys.argv:
-            traceback.print_exc()
-        status, message = explained(error)
-        if status == 1 or speaks():  # every rank finds the same mistake, so only one prints it
-            print(folded(f"error: {message}", 7, sys.stderr), file=sys.stderr)
+        status = fail(error)
 
     try:
         if sys.stdout is not None:
@@ -110,6 +108,16 @@ def run(main):
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def fail(error):
+    """Print the message of an exception that ends a script. Returns the exit status."""
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+    status, message = explained(error)
+    if status == 1 or speaks():  # every rank finds the same mistake, so only one prints it
+        print(folded(f"error: {message}", 7, sys.stderr), file=sys.stderr)
+    return status
 
 
 def explained(error):

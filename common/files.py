@@ -9,35 +9,14 @@ import json
 import math
 import os
 import secrets
-import shlex
 import shutil
 import sys
 from pathlib import Path
 
+from common import commands
 from common.errors import Failure, UserError, folded, one_line
 
-ROOT = Path(__file__).resolve().parent.parent
-WIDTH = 80  # columns of a terminal
-
-
-def script(name):
-    """A script of this repo, as it is called from the current directory; a module as it is."""
-    if name.startswith("extras.") or Path.cwd() == ROOT:
-        return name
-    return str(ROOT / name)
-
-
-def command(name, *arguments, program="python"):
-    """The shell command that runs a script of this repo. It can be pasted: it is broken into lines
-    of at most 80 columns, with a backslash at the end of each but the last. A longer word stays
-    whole."""
-    lines = [f"{program} {shlex.quote(script(name))}"]
-    for word in map(shlex.quote, arguments):
-        if len(f"{lines[-1]} {word}") <= WIDTH - len(" \\"):
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"  {word}")
-    return " \\\n".join(lines)
+ROOT = commands.ROOT
 
 
 UMASK = os.umask(0)

@@ -16,10 +16,11 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UserError, run, starting
+from common import early
+from common.errors import UserError, run
 
-if __name__ == "__main__":
-    starting("extras.attention_map")
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.attention_map", "extras/attention_map.py", "sampling/settings.py")
 
 import torch
 from torch.nn import functional as F

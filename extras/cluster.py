@@ -17,6 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start(
+        "extras.cluster",
+        "extras/cluster.py",
+        "bench/ablation/settings.py",
+        "training/settings.py",
+        "parts/variant.py",
+    )
+
 from bench import ablate
 from bench.ablation import runs, schedule
 from common import files

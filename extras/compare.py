@@ -16,6 +16,11 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.compare", "extras/compare.py")
+
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
@@ -65,6 +70,8 @@ def read_run(folder, name):
     folder = Path(folder)
     fix = "leave it out, or train there first"
     if not (folder / "config.json").exists():
+        if runs := checkpoint.runs_beside(folder):
+            fix = f"name {runs}"
         raise UserError("no run here", folder, fix)
     config = files.read_json(folder / "config.json", fix)
     try:

@@ -8,10 +8,11 @@ or pretrained weights as in sample.py --init_from. It takes the keys of sample.p
 import shutil
 import sys
 
-from common.errors import UserError, printable, run, starting
+from common import early
+from common.errors import UserError, printable, run
 
-if __name__ == "__main__":
-    starting("extras.compare_texts")
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.compare_texts", "sampling/settings.py")
 
 from common.configurator import load
 from sample import build_config, choose_device, is_run, open_model, report, write_samples

@@ -15,6 +15,11 @@ import tempfile
 import time
 from dataclasses import replace
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.doctor", "training/settings.py", "parts/variant.py")
+
 import safetensors.torch
 import torch
 

@@ -12,6 +12,11 @@ compiled. Times are measured on steps and an evaluation whose results are discar
 import statistics
 from dataclasses import replace
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.dry_run", "training/settings.py", "parts/variant.py")
+
 import torch
 
 import train

@@ -11,6 +11,11 @@ before it, and so never reads more than in training. Prints a table.
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.extrapolate", "extras/extrapolate.py")
+
 import pandas as pd
 import torch
 

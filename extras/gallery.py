@@ -10,6 +10,11 @@ Shapes: T tokens, H heads, D the size of a head.
 from dataclasses import dataclass
 from fractions import Fraction
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.gallery", "extras/gallery.py")
+
 import matplotlib
 import torch
 from matplotlib.figure import Figure

@@ -4,7 +4,13 @@ Export the GPT-2 or LLaMA of a run folder as GGUF, the format of llama.cpp. Need
 """
 
 import re
+import shlex
 from dataclasses import dataclass
+
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.gguf", "extras/gguf.py")
 
 from common.configurator import build, load
 from common.errors import UserError, run
@@ -160,6 +166,7 @@ def read(argv):
 def main(argv):
     config, out_dir = read(argv)
     export_run(out_dir, config.checkpoint, config.dest, write, FAMILIES)
+    print(f"write with it, in llama.cpp:\nllama-cli -m {shlex.quote(config.dest)}")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.mix", "extras/mix.py", "training/settings.py", "parts/variant.py")
+
 import numpy as np
 
 import train

@@ -23,6 +23,13 @@ import functools
 from dataclasses import dataclass
 from itertools import islice
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start(
+        "extras.preferences", "extras/preferences.py", "training/settings.py", "parts/variant.py"
+    )
+
 import numpy as np
 import torch
 from torch.nn import functional as F

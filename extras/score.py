@@ -14,10 +14,11 @@ import os
 import sys
 from dataclasses import dataclass
 
-from common.errors import UserError, printable, run, starting
+from common import early
+from common.errors import UserError, printable, run
 
-if __name__ == "__main__":
-    starting("extras.score")
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.score", "extras/score.py", "sampling/settings.py")
 
 import torch
 from torch.nn import functional as F

@@ -12,10 +12,11 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from common.errors import UserError, run, starting
+from common import early
+from common.errors import UserError, run
 
-if __name__ == "__main__":
-    starting("extras.speculative")
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.speculative", "extras/speculative.py", "sampling/settings.py")
 
 import torch
 from torch.nn import functional as F

@@ -21,6 +21,12 @@ import hashlib
 import string
 from dataclasses import dataclass
 
+from common import early
+
+if __name__ == "__main__":
+    early.check_keys("extras/tasks.py")
+    early.need("numpy", "tqdm")
+
 import numpy as np
 from tqdm import tqdm
 

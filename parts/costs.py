@@ -19,6 +19,11 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Literal
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("parts.costs", "parts/costs.py", "parts/variant.py")
+
 import torch
 from torch.overrides import TorchFunctionMode
 

@@ -75,6 +75,10 @@ class SampleConfig:
         }
 
 
+# Keys of the text alone. The others name the model, the prompts and the form of what is printed.
+OF_TEXT = ["max_new_tokens", "stop", "temperature", "top_k", "top_p", "min_p"]
+OF_TEXT += ["repetition_penalty", "seed", "context", "skip_unknown"]
+
 MOVED = {  # a key that sample.py had: (the command that has it now, the key's name there)
     "serve": ("extras.serve", ""),
     "port": ("extras.serve", "port"),

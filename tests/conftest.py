@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 torch.set_num_threads(1)
+sys.orig_argv[0] = "python"  # as if it were typed so
 
 
 @pytest.fixture(autouse=True)

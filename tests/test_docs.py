@@ -5,6 +5,7 @@ import contextlib
 import io
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from packaging.requirements import Requirement
 
 import prepare
 import sample
+import train
 from bench.ablation.settings import read as read_sweep
 from common.configurator import build, load
 from common.files import ROOT
 from parts import costs
 from parts.architectures import configure
+from training.run_folder import CSV_COLUMNS, LISTS
 from training.settings import read_config
+from training.terminal import MEASURES
 from weights import export
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,6 +75,33 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
         build(CONFIGS[name], load(argv, [CONFIGS[name]], "").values)
     elif name == "bench/ablate.py":
         read_sweep(argv, "")
+
+
+def test_the_python_of_two_pages_runs(tmp_path, monkeypatch, short_end):
+    """Block after block, with fewer steps, in a folder that has the runs and the data they name."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("First Citizen:\nROMEO and JULIET: speak.\n\n" * 100)
+    prepare.prepare("words", input="text.txt", tokenizer="char")
+    Path("data/words").rename("data/shakespeare_char")
+    size = ["--n_layer=1", "--n_embd=32", "--n_head=4", "--block_size=16", "--max_iters=2"]
+    words = ["--dataset=shakespeare_char", "--log_interval=1", "--device=cpu", *size]
+    train.main([*words, "--out_dir=out-llama-shakespeare"])
+    shutil.copytree("out-llama-shakespeare", "out-gpt2-shakespeare")
+    for page in ("from_python", "watch"):
+        text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+        names = {}
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            block = block.replace("range(500)", "range(2)").replace(
+                "max_new_tokens=100", "stop='e'"
+            )
+            exec(block.replace('"--max_iters=40"', f"*{size}"), names)
+    assert len(names["log"]) == 4 and Path("two-runs.png").is_file()
+
+
+def test_the_columns_of_a_log_are_explained():
+    page = (ROOT / "docs/watch.md").read_text(encoding="utf-8")
+    for key in {*CSV_COLUMNS, *LISTS, *MEASURES}:
+        assert f"`{key}`" in page, key
 
 
 def test_the_first_two_commands_do_all_the_set_up():

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,16 @@ def test_it_is_stored_with_its_outputs():
     assert len(pictures_of(cells)) == PICTURES and PATH.stat().st_size < 400_000
 
 
+@pytest.mark.parametrize("begins", ["import ast", "from bench.ablation import figures"])
+def test_the_cells_that_train_nothing_print_what_is_stored(begins, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    cells = json.loads(PATH.read_text(encoding="utf-8"))["cells"]
+    (cell,) = [cell for cell in cells if "".join(cell["source"]).startswith(begins)]
+    exec("".join(cell["source"]), {"Path": Path, "show": lambda figure: None})
+    stored = ["".join(output["text"]) for output in cell["outputs"] if "text" in output]
+    assert capsys.readouterr().out == "".join(stored), "jupyter execute --inplace docs/tour.ipynb"
+
+
 @pytest.mark.slow
 def test_it_runs_from_its_own_folder(tmp_path, monkeypatch):
     """With ten steps of training. Each figure is there, and the text is the model's."""
@@ -48,6 +59,7 @@ def test_it_runs_from_its_own_folder(tmp_path, monkeypatch):
     assert len(pictures) == PICTURES and all(len(picture) > 5000 for picture in pictures)
     for words in (
         "attention: Attention -> Attention",
+        "python train.py --model=llama",
         "best validation loss",
         "nats per character",
     ):

@@ -141,9 +141,12 @@ RENAMED = {
     "wandb_log": "use --log=wandb",
     "wandb_project": "set WANDB_PROJECT in the environment",
     "wandb_run_name": "leave it out: out_dir names the charts, or WANDB_NAME in the environment",
+    "attn_gate": "use --attn_extra=gate_head or gate_element",
+    "attn_sink": "use --attn_extra=sink",
+    "value_residual": "use --attn_extra=value_residual",
+    "value_embed": "use --attn_extra=value_embed",
+    "xsa": "use --attn_extra=xsa",
 }
-for _key, _words in checkpoint.FORMER.items():
-    RENAMED[_key] = f"use --attn_extra={'|'.join(_words.values())}"
 
 
 @dataclass

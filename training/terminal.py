@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common import files
+from common import commands, files
+from common.commands import command
 from common.configurator import keys, load
 from common.errors import Failure, UserError, folded
 from parts.architectures import ARCH, CORNERS, configure
@@ -101,11 +102,11 @@ def print_once(runtime, text):
         print(text)
 
 
-def command(program, *arguments, launcher="python"):
-    """A command of train.py, or of a module such as extras.mix, that can be pasted into a shell."""
-    if program.endswith(".py"):
-        return files.command(program, *arguments, program=launcher)
-    return files.command(program, *arguments, program=f"{launcher} -m")
+def launcher(runtime):
+    """What starts the processes of a run: this interpreter, or torchrun."""
+    if runtime.world_size == 1:
+        return commands.python()
+    return f"{commands.torchrun()} --standalone --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
 
 
 def parameters_by_part(model):
@@ -305,11 +306,8 @@ def print_results(run, speed):
 def print_how_to_continue(run):
     """The command that continues a run that was stopped."""
     print(f"stopped after step {run.step}, saved; continue with:")
-    launcher = "python"
-    if run.runtime.world_size > 1:
-        launcher = f"torchrun --standalone --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
     words = ("--init_from=resume", f"--out_dir={run.config.out_dir}")
-    print(command(run.program, *words, launcher=launcher))
+    print(command(run.program, *words, launcher=launcher(run.runtime)))
 
 
 def closing_prompt(split, tokenizer):
@@ -330,10 +328,10 @@ def print_next_commands(folder, config, given):
     """The checkpoint's folder, and commands that sample from it and train the other model."""
     out_dir = Path(config.out_dir)
     print(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}")
-    print(f"sample more:\n{files.command('sample.py', f'--out_dir={out_dir}')}")
+    print(f"sample more:\n{command('sample.py', f'--out_dir={out_dir}')}")
     twin = twin_arguments(given)
     if twin:
-        print(f"compare with {NAMES[OTHER[config.model]]}:\n{files.command('train.py', *twin)}")
+        print(f"compare with {NAMES[OTHER[config.model]]}:\n{command('train.py', *twin)}")
 
 
 def twin_arguments(given):

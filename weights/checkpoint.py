@@ -101,6 +101,16 @@ def pointer(out_dir, name):
         return None
 
 
+def runs_beside(out_dir):
+    """The names of the run folders in the folder of a missing one, the six newest of them."""
+    try:
+        found = Path(out_dir).parent.glob("*/ckpt")
+        newest = sorted(found, key=os.path.getmtime, reverse=True)
+    except (OSError, ValueError):  # it may have just been removed, or no path has this name
+        return ""
+    return ", ".join(str(path.parent) for path in newest[:6])
+
+
 def find(out_dir, which="latest"):
     """The checkpoint folder that `which` (latest, best, or a step) names in a run folder.
     Raises UserError if it is not there."""
@@ -108,7 +118,7 @@ def find(out_dir, which="latest"):
     where = f"out_dir={out_dir}"
     present = checkpoints(out_dir)
     if not present:
-        fix = "train first, or name another run folder"
+        fix = f"train first, or name {runs_beside(out_dir) or 'another run folder'}"
         raise UserError("no checkpoint here", where, fix)
 
     if which == "latest":  # not from the file `latest`, which is out of date after a kill

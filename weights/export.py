@@ -12,10 +12,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("weights.export", "weights/export.py")
+
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from common.commands import command
 from common.configurator import build, load
 from common.errors import Failure, UserError, one_line, run
 from common.files import leftovers, partial, remedy, remove, share, sync
@@ -246,6 +252,8 @@ def main(argv):
         what = f"cannot read {words[0]}" if words else "dest is missing"
         raise UserError(what, "command line", "write --out_dir=RUN --dest=FOLDER")
     export_run(config.out_dir, config.checkpoint, config.dest)
+    print(f"write with it:\n{command('sample.py', f'--init_from={config.dest}')}")
+    print(f"in transformers: AutoModelForCausalLM.from_pretrained({config.dest!r})")
 
 
 if __name__ == "__main__":

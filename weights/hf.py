@@ -282,6 +282,8 @@ def find(name, key="init_from"):
             fix = f"give {', '.join(HUB)}, a folder, or owner/name of the hub"
             if key.endswith("tokenizer"):
                 fix = fix.replace("give ", "give char, byte, bpe, ")
+            if runs := checkpoint.runs_beside(name):
+                fix = f"{fix}; runs: {runs}"
             raise UserError("no such folder", f"{key}={name}", fix)
         return fetch(HUB.get(name, name), key)
     if not path.is_dir():

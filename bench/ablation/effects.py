@@ -18,6 +18,7 @@ from scipy.special import log_ndtr, logsumexp, ndtr
 
 LEAST_SETTINGS = 4  # with fewer, no prediction is made
 SURE = 0.9  # the probability of a word
+SMALL = 0.5  # no sign is called where P(no difference) is above it
 WITHIN = np.log(1.05)  # a smaller log worth makes no difference
 TAUS = np.geomspace(0.02, 12, 40)  # in units of the spread of all parts
 STEPS = np.linspace(-8, 8, 33)  # of the grid of the mean, in its standard errors
@@ -59,20 +60,22 @@ def fit(worths, within=WITHIN):
             effect.mean_low, effect.mean_high = posterior.interval(new=False)
             effect.new_low, effect.new_high = posterior.interval()
             effect.p_helps = 1 - posterior.below(0)
-            effect.p_within = posterior.below(within) - posterior.below(-within)
+            effect.p_within = posterior.inside(within)
             effect.tau = float((posterior.weights * posterior.taus).sum())
             effect.word = word_of(effect)
         effects.append(effect)
     return effects
 
 
-def word_of(effect):
-    """The word that a reader is told of an Effect."""
-    if effect.p_within >= SURE:
+def word_of(found):
+    """The word that a reader is told of an Effect or a Prediction."""
+    if found.p_within >= SURE:
         return "no difference"
-    if effect.p_helps >= SURE:
+    if found.p_helps >= SURE and not found.p_within > SMALL:  # not: it may be nan
         return "helps"
-    return "hurts" if effect.p_helps <= 1 - SURE else "not known"
+    if found.p_helps <= 1 - SURE and not found.p_within > SMALL:
+        return "hurts"
+    return "not known"
 
 
 @dataclass
@@ -93,6 +96,10 @@ class Posterior:
         if new:
             variance = variance + self.taus**2
         return float((self.weights * ndtr((x - self.means) / np.sqrt(variance))).sum())
+
+    def inside(self, within):
+        """The probability that the log worth in a new setting is between -within and within."""
+        return self.below(within) - self.below(-within)
 
     def quantile(self, share, new=True, se=0.0):
         """The log worth that has this share of the probability below it."""
@@ -117,7 +124,8 @@ def posteriors(worths):
     for part in dict.fromkeys(columns["part"]):
         own = columns["part"] == part
         rows[str(part)] = {key: values[own] for key, values in columns.items()}
-    taus = TAUS[:, None] * np.sqrt(np.mean([spread(own) ** 2 for own in rows.values()]))
+    unit = np.sqrt(np.mean([spread(own) ** 2 for own in rows.values()]))
+    taus = TAUS[:, None] * max(unit, 1e-9)  # where all worths are equal and without an error
     grids = [grid(own, taus) for own in rows.values()]
 
     z = (np.log(TAUS) - CENTERS[:, None, None]) / WIDTHS[:, None]

@@ -20,6 +20,7 @@ class Prediction:
     low: float  # 95 % prediction interval of the worth as it is measured, with its own error
     high: float
     p_helps: float
+    p_within: float  # probability of no difference
     log_worth: float  # measured; the end of the curve if censored
     censored: int = 0  # 1: it is above log_worth; -1: below, or diverged
 
@@ -37,7 +38,7 @@ class Prediction:
     @property
     def called(self):
         """Whether a sign was called."""
-        return max(self.p_helps, 1 - self.p_helps) >= effects.SURE
+        return effects.word_of(self) in ("helps", "hurts")
 
 
 def leave_one_out(worths):
@@ -71,6 +72,7 @@ def predict(known, new):
                 low=low,
                 high=high,
                 p_helps=1 - model.below(0),
+                p_within=model.inside(effects.WITHIN),
                 log_worth=float(new["log_worth"][place]),
                 censored=int(new["censored"][place]),
             )

@@ -12,6 +12,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.knn", "extras/knn/__main__.py", "sampling/settings.py")
+
 import numpy as np
 import torch
 from tqdm import tqdm

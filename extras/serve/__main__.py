@@ -9,10 +9,11 @@ line, which sample.py takes, too. It needs starlette and uvicorn.
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.errors import UserError, run, starting
+from common import early
+from common.errors import UserError, run
 
-if __name__ == "__main__":
-    starting("extras.serve")
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start("extras.serve", "extras/serve/__main__.py", "sampling/settings.py")
 
 from common.configurator import Range, build, load
 from sample import choose_device, is_run, open_model

@@ -13,6 +13,17 @@ equally; a ratio is the median over the rounds, with its 95 % bootstrap interval
 bench/results/speed.jsonl, and writes the page.
 """
 
+from common import early
+
+if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.start(
+        "extras.speed",
+        "extras/speed/train.py",
+        "extras/speed/optimizer.py",
+        "extras/speed/decode.py",
+        "extras/speed/race.py",
+    )
+
 import torch
 
 from common.configurator import build, load, print_help

@@ -1,5 +1,7 @@
 """The random-effects model: its likelihood, its predictions, censored worths, and its refusals."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from bench.ablation import effects, factors, predictions
+from helpers import simulate_settings
 
 SETTINGS = np.arange(8)
 WOBBLE = np.array([0.05, -0.02, 0.01, -0.04, 0.03, -0.01, 0.02, -0.04])  # its mean is 0
@@ -125,7 +128,7 @@ def test_a_setting_is_predicted_from_the_others():
 
 
 def prediction(setting, p_helps, log_worth, censored=0):
-    return predictions.Prediction("part", setting, -1.0, 1.0, p_helps, log_worth, censored)
+    return predictions.Prediction("part", setting, -1.0, 1.0, p_helps, 0.1, log_worth, censored)
 
 
 def test_the_scores_of_predictions():
@@ -145,7 +148,51 @@ def test_the_scores_of_predictions():
     assert found["called"] == 3 and found["wrong"] == pytest.approx(1 / 3)
 
 
-def test_a_censored_worth_is_covered_where_the_interval_reaches_beyond():
-    assert prediction("a", 0.5, 0.9, censored=1).covered
-    assert not prediction("a", 0.5, 1.1, censored=1).covered
-    assert prediction("a", 0.5, -1.1).covered is prediction("a", 0.5, -1.1, censored=-1).covered
+@pytest.mark.parametrize(
+    ("log_worth", "censored", "covered"),
+    [(0.9, 1, True), (1.1, 1, False), (1.1, 0, False), (-0.9, -1, True), (-1.1, -1, False)],
+)
+def test_a_censored_worth_is_covered_by_what_lies_beyond_it(log_worth, censored, covered):
+    assert prediction("a", 0.5, log_worth, censored).covered == covered
+
+
+def test_no_sign_is_called_of_a_difference_that_is_probably_none():
+    worths = table(small=0.045 + WOBBLE / 20, other=WOBBLE)
+    found = by_part(worths)["small"]
+    assert found.p_helps > effects.SURE and effects.SMALL < found.p_within < effects.SURE
+    assert found.word == "not known"
+    assert by_part(worths, within=0.001)["small"].word == "helps"
+    assert by_part(worths, within=np.nan)["small"].word == "helps"
+
+
+@pytest.mark.parametrize("world", simulate_settings.WORLDS[2:5:2], ids=lambda world: world.name)
+def test_the_predictions_hold_in_a_few_simulated_studies(world):
+    """Eight predictions of a study stand and fall together."""
+    found = simulate_settings.scores(world, settings=4, runs=1, studies=6)
+    assert found["coverage"] >= 0.8
+    assert found["brier"] < found["brier_constant"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [4, 8, 16])
+@pytest.mark.parametrize("world", simulate_settings.WORLDS[:-1], ids=lambda world: world.name)
+def test_coverage_and_wrong_signs_in_simulated_studies(world, settings):
+    """At least 90 % and at most 10 %, with two standard errors of room."""
+    for runs in (1, 3):
+        found = simulate_settings.scores(world, settings, runs, 60 * 8 // world.parts)
+        assert found["coverage_high"] >= 0.9
+        assert found["wrong"] <= 0.1 + 2 * np.sqrt(0.1 * 0.9 / found["called"])
+
+
+def test_the_stored_simulation_keeps_its_promise():
+    """Coverage with one standard error of room. Where no part does anything, few are called."""
+    _, first, second, *_ = re.split(r"\n## ", simulate_settings.PAGE.read_text(encoding="utf-8"))
+    rows = re.findall(r"^\| (\w[^|]*) \| \d+ \| \d \|(.*)\|$", first + second, re.MULTILINE)
+    assert len(rows) == 54
+    for world, cells in rows:
+        coverage, wrong, called, _ = cells.split("|")
+        assert float(coverage) >= 89
+        if world == simulate_settings.WORLDS[-1].name:
+            assert float(called) <= 2
+        else:
+            assert float(wrong) <= 10

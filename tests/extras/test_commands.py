@@ -9,10 +9,12 @@ import re
 import shlex
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
 import extras
+from common import early
 from common.configurator import build, load
 from common.files import ROOT
 from training.settings import read_config
@@ -53,10 +55,18 @@ def accept(words):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_extra_is_a_command_with_help_and_a_line_on_the_page(name, capsys):
+    module = module_of(name)
     with pytest.raises(SystemExit) as ended:
-        module_of(name).main(["--help"])
-    assert not ended.value.code and f"python -m extras.{name}" in capsys.readouterr().out
+        module.main(["--help"])
+    help_text = capsys.readouterr().out
+    assert not ended.value.code and f"python -m extras.{name}" in help_text
     assert f"`python -m extras.{name}" in TEXTS[ROOT / "docs/extras.md"]
+
+    # The files that declare its keys are named before torch is imported.
+    named = Path(module.__file__).read_text(encoding="utf-8").partition("    early.")[2]
+    sources = re.findall(r'"([\w/]+\.py)"', named.partition("\n\n")[0])
+    known = {key for source in sources for key in early.keys_in(source)[0]}
+    assert named and {*re.findall(r"^  --(\w+)=", help_text, re.MULTILINE)} <= known
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -125,7 +125,7 @@ def test_a_file_that_is_not_ours_is_never_replaced(tmp_path, capsys):
     "argv, words",
     [
         ([], "no run folders"),
-        (["out-none"], "no run here .out-none"),
+        (["out-none"], "no run here .out-none.*: name "),
         (["out-none", "out-nil"], "no run in 2 folders: out-none is left out: no run here"),
         (["out-a", "--out=none/x.png"], "no such folder .none"),
     ],

@@ -62,7 +62,8 @@ def test_the_file_appears_whole_or_not_at_all(fails, tmp_path, monkeypatch, caps
             gguf.main(argv)
     else:
         gguf.main(argv)
-        assert "after 20 steps" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "after 20 steps" in said and f"llama-cli -m {dest}" in said
         assert dest.stat().st_mode & 0o777 == 0o666 & ~UMASK
         assert read(dest)[0]["general.architecture"] == "llama"
     assert dest.exists() != fails

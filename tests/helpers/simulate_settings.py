@@ -7,17 +7,19 @@ writes the tables of bench/results/simulation_settings.md between its paragraphs
 judge the real settings judge the simulated ones.
 """
 
+import itertools
 import re
 from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 
-from bench.ablation import predictions
+from bench.ablation import effects, predictions
 from common.files import ROOT
 from helpers.simulate import table
 
 PAGE = ROOT / "bench/results/simulation_settings.md"
-STUDIES = 200  # for each figure; a study measures PARTS parts in k settings
+STUDIES = 60  # of PARTS parts, for each figure
 PARTS = 8
 NOISE = 0.02  # of a run, in log worth
 OF_HALF = 0.005  # of one half of the validation text beside the other
@@ -133,7 +135,38 @@ def scores(world, settings, runs, studies=STUDIES, seed=0):
     found = []
     random = np.random.default_rng(seed)
     for number in range(studies):
-        for each in study(random, world, settings, runs):
+        predicted = study(random, world, settings, runs)
+        for each in predicted:
             each.setting = str(number)
-            found.append(each)
+        found += predicted
     return predictions.scores(found)
+
+
+def row_of(world, settings, runs, studies):
+    """A row of a table: of a world, of studies with so many settings and runs."""
+    found = scores(world, settings, runs, studies * PARTS // world.parts)
+    called = f"{100 * found['called'] / found['n']:.0f}"
+    wrong = float(found["wrong"]) if found["called"] else "none called"
+    brier = f"{found['brier']:.3f}"
+    return [world.name, settings, runs, float(found["coverage"]), wrong, called, brier]
+
+
+def tables(studies):
+    """The tables of simulation_settings.md, in its order."""
+    headings = ["world", "settings", "runs", "coverage", "wrong", "called", "Brier"]
+    for worlds in (WORLDS[:3], WORLDS[3:]):
+        cases = itertools.product(worlds, (4, 8, 16), (1, 3))
+        yield table(headings, [row_of(*case, studies) for case in cases])
+    with mock.patch.object(effects, "LEAST_SETTINGS", 2):
+        cases = itertools.product((*WORLDS[:3], WORLDS[4], WORLDS[7]), (2, 3), (1,))
+        yield table(headings, [row_of(*case, studies) for case in cases])
+
+
+def page(text, studies=STUDIES):
+    """The text of simulation_settings.md with each of its tables computed again."""
+    made = tables(studies)
+    return re.sub(r"(^\|.*\n)+", lambda _: next(made), text, flags=re.MULTILINE)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

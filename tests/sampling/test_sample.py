@@ -136,9 +136,25 @@ def test_from_python_it_takes_three_lines(out_dir, capsys):
     for keys, words in (
         ({"temprature": 1}, "unknown key temprature"),
         ({"top_k": 0}, "top_k=0 is"),
+        ({"num_samples": 3}, "num_samples changes nothing.*choose from max_new_tokens"),
+        ({"device": "cuda"}, "device changes nothing"),
     ):
         with pytest.raises(UserError, match=words):
             write_text(model, tokenizer, "the k", **keys)
+
+
+def test_a_list_of_prompts_is_written_in_batches(out_dir, monkeypatch):
+    """Each text is the one that its prompt gets alone. A repeated prompt gets another."""
+    monkeypatch.setattr(sample, "BATCH_SIZE", 2)
+    model, tokenizer = sample.load(out_dir)
+    prompts = ["the k", "shall speak", "the k"]
+    keys = dict(max_new_tokens=40, temperature=1.5)
+    texts = sample.write_text(model, tokenizer, prompts, **keys)
+    alone = [sample.write_text(model, tokenizer, prompt, **keys) for prompt in prompts]
+    assert texts[:2] == alone[:2] and texts[2] != alone[2] and len(texts) == 3
+    assert sample.write_text(model, tokenizer, []) == []
+    with pytest.raises(UserError, match="prompt 2"):
+        sample.write_text(model, tokenizer, ["the", "9"])
 
 
 def test_odd_but_allowed(out_dir, capsys):
@@ -157,10 +173,12 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--start=a", "--prompts=b"], "prompts does not go with start"),
         (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
         (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
-        (["--out_dir=nowhere"], "no checkpoint here.*nowhere"),
+        (["--out_dir=nowhere"], "no checkpoint here.*nowhere.*name run"),
+        (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
     ],
 )
-def test_mistakes(out_dir, more, words, capsys):
+def test_mistakes(out_dir, more, words, capsys, monkeypatch):
+    monkeypatch.chdir(out_dir.parent)  # so that the run folder stands beside the missing one
     with pytest.raises(UserError) as caught:
         run(out_dir, *more)
     assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)

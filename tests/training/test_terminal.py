@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from common import errors, files
+from common import commands, errors
 from common.configurator import Given, keys, load
 from common.files import ROOT
 from helpers.runs import ready
@@ -22,6 +22,7 @@ def value(argv, key):
 
 
 LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
+PYTHON = ".venv/bin/python"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,8 @@ def test_the_other_model_is_trained_in_the_same_way(argv, twin):
 
 
 def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys, monkeypatch):
-    """From another directory with the path of the script."""
+    """With the interpreter that was typed; from another directory, with the path of the script."""
+    monkeypatch.setattr(sys, "orig_argv", [PYTHON, "train.py"])
     config = ready(data_dir, tmp_path, "--out_dir=my run").config
     capsys.readouterr()
     given = Given(typed={"n_layer": 2}, files=[GPT2], texts={"n_layer": "--n_layer=2"})
@@ -58,8 +60,8 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
         terminal.print_next_commands("my run/ckpt/000050", config, given)
         printed = capsys.readouterr().out.replace("\\\n  ", "").partition("sample more:\n")[2]
         sample, _, twin = printed.partition("compare with LLaMA:\n")
-        assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]
-        assert shlex.split(twin) == ["python", f"{script}train.py", LLAMA, "--n_layer=2"]
+        assert shlex.split(sample) == [PYTHON, f"{script}sample.py", "--out_dir=my run"]
+        assert shlex.split(twin) == [PYTHON, f"{script}train.py", LLAMA, "--n_layer=2"]
 
 
 @pytest.mark.parametrize(
@@ -84,13 +86,13 @@ def test_a_run_names_the_parts_that_are_swapped(keys, name):
 
 def test_a_long_command_is_wrapped_and_can_be_pasted():
     words = [LLAMA, "--out_dir=my run", *(f"--learning_rate=1e-{n}" for n in range(7))]
-    text = files.command("train.py", *words)
+    text = commands.command("train.py", *words)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80 < len(" ".join(words)) and len(lines) < len(words)
     shell = ["sh", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}\n{text}"]
     pasted = subprocess.run(shell, capture_output=True, text=True).stdout
-    assert pasted.splitlines() == [files.script("train.py"), *words]
-    assert files.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
+    assert pasted.splitlines() == [commands.script("train.py"), *words]
+    assert commands.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
 
 
 def test_long_lines_are_folded_on_a_terminal_only(monkeypatch):

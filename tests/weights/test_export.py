@@ -50,7 +50,8 @@ def runs(tmp_path_factory):
 def test_hugging_face_writes_the_same_text(runs, name, tmp_path, capsys):
     dest = tmp_path / "hf"
     assert main([f"--out_dir={runs / name}", f"--dest={dest}"]) is None
-    assert "after 2 steps" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "after 2 steps" in said and f"--init_from={dest}\n" in said  # to write with it
     model, tokenizer, _, _ = open_run(runs / name)
     reference, info = transformers.AutoModelForCausalLM.from_pretrained(
         dest, output_loading_info=True
