@@ -5,6 +5,7 @@ Measure how much each part matters: swap one part at a time, train with several 
     python bench/ablate.py config/ablate_shakespeare.py --axis=position --out_dir=out-positions
     python bench/ablate.py config/ladder_gpt2_to_llama.py --dry_run
     python bench/ablate.py config/answer/gpt2.py --also=small
+    python bench/ablate.py config/answer/settings.py --settings=4
 
 A sweep is a folder, out_dir. Stop it at any time; the same command continues it. The keys of
 train.py, except its seeds and out_dir, set the base, in a config file or on the command line. The
@@ -31,6 +32,7 @@ from bench.ablation.progress import doing, print_plan, say
 from bench.ablation.schedule import pending_jobs, report_jobs, run_sweep
 from bench.ablation.settings import read
 from bench.ablation.sweep import make_sweep
+from bench.settings import plan as plans
 from common.runtime import StopRequest
 
 DRY_ROUNDS = 5  # rounds of timing in a dry run
@@ -146,6 +148,10 @@ def run_all(argv, trainer=runs.TRAINER):
 
 
 def main(argv, trainer=runs.TRAINER):
+    if plans.is_asked(argv):
+        from bench.settings import sweep as many  # here, since other sweeps do not need it
+
+        return many.main(argv, __doc__)
     status, _ = run_all(argv, trainer)
     return status
 

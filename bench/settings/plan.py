@@ -1,0 +1,191 @@
+"""The plan of a measurement in many settings: its settings, its parts, and what narrows them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from bench.ablation.arms import BASE, Arm, base_model
+from common.configurator import (
+    PositiveInt,
+    Range,
+    build,
+    check,
+    compile_file,
+    find,
+    find_file,
+    from_text,
+    keys,
+    load,
+)
+from common.configurator import print_help as print_help_of
+from common.errors import UserError
+from parts.variant import VariantConfig
+from training.settings import RENAMED, TrainConfig
+
+HELD_OUT = "held_out"  # --settings=held_out names all settings of the test
+
+
+@dataclass
+class SettingsConfig:
+    OFTEN = ["out_dir", "settings", "arms", "passes", "workers", "dry_run"]
+    out_dir: str = "out-settings"  # a folder for each setting
+    #: {name: keys of train.py}; typed: names with commas, held_out, or a number: the first of them
+    settings: dict | str | None = None
+    held_out: dict | None = None  # settings of the test, which run only when they are named
+    #: {part: {"put_in": changes, "take_out": changes}}, or {part: changes}; typed: names or a dict
+    arms: dict | str | None = None
+    #: 1: each arm at the base's best rate; 2: also at 0.7 and 1.4 times that rate
+    passes: Annotated[int, Range(least=1, most=2)] = 1
+    workers: PositiveInt | None = None  # runs at a time, each on one thread; None: one per core
+    dry_run: bool = False  # print the runs that are left and their hours, and stop
+
+
+@dataclass
+class Setting:
+    """One setting: a base, and what it trains on."""
+
+    name: str
+    values: dict  # keys of train.py
+    held_out: bool
+
+    @property
+    def factors(self):
+        """{factor: its level}. Lengths are compared at equal stage: AdamW's are halved."""
+        text, _, tokens = self.values["dataset"].rpartition("_")
+        context = self.values["block_size"]
+        trained = self.values["max_iters"] * self.values["batch_size"] * context / 1e6
+        if self.values["optimizer"] == "adamw":
+            trained /= 2
+        return {
+            "text": text,
+            "tokens": tokens,
+            "optimizer": self.values["optimizer"],
+            "base": self.values["model"],
+            "width": self.values["n_embd"],
+            "layers": self.values["n_layer"],
+            "length": round(trained, 1),
+            "context": context,
+        }
+
+
+@dataclass
+class Part:
+    """A part, and the changes that put it into a base or take it out."""
+
+    name: str
+    put_in: dict
+    take_out: dict
+
+    def is_in(self, values):
+        """Whether the base with these values has the part already."""
+        model = base_model(values)
+        put_in = {key: value for key, value in self.put_in.items() if hasattr(model, key)}
+        return bool(put_in) and all(getattr(model, key) == put_in[key] for key in put_in)
+
+    def arm(self, values):
+        """The Arm of the part in a base with these values. Raises UserError if the base has the
+        part, and nothing says how to take it out."""
+        if not self.is_in(values):
+            return Arm(self.name, dict(self.put_in))
+        if not self.take_out:
+            fix = 'write {"put_in": {...}, "take_out": {...}}'
+            raise UserError(f"the base {values['model']} has it already", f"arm {self.name}", fix)
+        return Arm(self.name, dict(self.take_out))
+
+
+@dataclass
+class Plan:
+    """What a command asks for."""
+
+    config: SettingsConfig
+    settings: list  # of Setting, in the order in which they run
+    parts: list  # of Part
+    arguments: list  # of the command line that continues it
+
+    @property
+    def out(self):
+        return Path(self.config.out_dir)
+
+
+# ---------------------------------------------------------------- reading it
+
+
+def is_asked(argv):
+    """Whether a config file of a command line names settings."""
+    names = [word for word in argv if word.endswith(".py")]
+    return any("settings" in compile_file(find_file(name))[1] for name in names)
+
+
+def read(argv, usage):
+    """The Plan of a command line. Raises UserError for a name or a value that does not exist."""
+    print_help_of(argv, usage, [SettingsConfig])
+    given = load(argv, [SettingsConfig], usage, renamed={"pass": "write --passes=1 or 2"})
+    if given.words:
+        fix = "write --key=value, or name a config file that ends in .py"
+        raise UserError(f"cannot read {given.words[0]}", "command line", fix)
+    typed = {key: value for key, value in given.typed.items() if key not in ("settings", "arms")}
+    config = build(SettingsConfig, given.in_files | typed)
+    settings = [Setting(name, values, False) for name, values in config.settings.items()]
+    settings += [Setting(name, values, True) for name, values in (config.held_out or {}).items()]
+    for setting in settings:
+        check_values(setting.values, setting.name)
+    parts = parts_of(config.arms or {})
+    return Plan(
+        config=config,
+        settings=chosen_settings(settings, given.typed.get("settings")),
+        parts=chosen_parts(parts, given.typed.get("arms")),
+        arguments=given.arguments,
+    )
+
+
+def check_values(values, name):
+    """Convert the values of a setting. Raises UserError for a key that train.py does not have."""
+    known = keys(TrainConfig, VariantConfig)
+    for key, value in values.items():
+        where = f"setting {name}: {key}={value}"
+        values[key] = check(key, value, find(key, known, RENAMED, where), where)
+
+
+def chosen_settings(settings, typed):
+    """The settings that --settings names; all but the test's if it is not typed."""
+    planned = [setting for setting in settings if not setting.held_out]
+    test = [setting for setting in settings if setting.held_out]
+    if typed is None:
+        return planned
+    if typed.isdigit():
+        return planned[: int(typed)]
+    if typed == HELD_OUT:
+        return test
+    named = {setting.name: setting for setting in settings}
+    return [pick(named, name, "settings") for name in typed.split(",")]
+
+
+def chosen_parts(parts, typed):
+    """The parts that --arms names or describes; all if it is not typed."""
+    if typed is None:
+        return parts
+    if typed.startswith("{"):
+        return parts_of(check("arms", from_text(typed, dict), dict, f"--arms={typed}"))
+    named = {part.name: part for part in parts}
+    return [pick(named, name, "arms") for name in typed.split(",")]
+
+
+def pick(named, name, key):
+    """named[name]. Raises UserError if there is none."""
+    if name not in named:
+        raise UserError(f"no {key} called {name}", key, f"choose from {', '.join(named)}")
+    return named[name]
+
+
+def parts_of(arms):
+    """The parts that the key `arms` describes."""
+    parts = []
+    for name, changes in arms.items():
+        if not isinstance(changes, dict) or not changes or name == BASE:
+            fix = 'write arms = {"RoPE": {"put_in": {...}, "take_out": {...}}}'
+            raise UserError("an arm is a name and its changes", f"arms: {name!r}", fix)
+        if set(changes) <= {"put_in", "take_out"}:
+            parts.append(Part(name, changes.get("put_in", {}), changes.get("take_out", {})))
+        else:
+            parts.append(Part(name, changes, {}))
+    return parts

@@ -1,0 +1,97 @@
+"""
+The loss of a base or an arm at its best learning rate.
+
+Over a factor of two or so the loss is a quadratic in the logarithm of the rate. The place of its
+least value is read off the half of the validation text that chooses, and the value there off the
+half that is reported, so that the choice does not flatter itself. One curvature is shared by all
+curves that are fitted together, since each has few runs. A run that diverged is a point at
+infinity: the rates from there on are no candidates.
+"""
+
+import math
+
+import numpy as np
+
+CHOOSING = "val_loss_tune"
+REPORTED = "val_loss_report"
+
+
+def finite(points):
+    """The points (log rate, loss) below the first rate at which a run diverged."""
+    wall = min((x for x, loss in points if math.isinf(loss)), default=math.inf)
+    return [(x, loss) for x, loss in points if x < wall]
+
+
+def curvature(curves):
+    """The common curvature of some curves, each [(log rate, loss)] at three rates or more, by least
+    squares; None if no curve has three rates, or if it is not positive."""
+    squares = 0.0
+    products = 0.0
+    for points in map(finite, curves):
+        x = np.array([point[0] for point in points])
+        y = np.array([point[1] for point in points])
+        if len(set(x)) < 3:
+            continue
+        line = np.stack([np.ones_like(x), x], 1)
+        square = x**2 - line @ np.linalg.lstsq(line, x**2, rcond=None)[0]  # beside a line
+        squares += square @ square
+        products += square @ y
+    return products / squares if squares and products > 0 else None
+
+
+def line_beside(points, curve):
+    """(level, slope) of the quadratic with a curvature through points (log rate, loss)."""
+    x = np.array([point[0] for point in points])
+    y = np.array([point[1] for point in points]) - curve * x**2
+    if len(set(x)) == 1:
+        return float(y.mean()), 0.0
+    slope, level = np.polyfit(x, y, 1)
+    return float(level), float(slope)
+
+
+def best_place(points, curve, low, high):
+    """The log rate in [low, high] at which the quadratic through the points is least. Without a
+    curvature: the rate of the least mean loss. None if every run diverged."""
+    points = finite(points)
+    if not points:
+        return None
+    high = min(high, max(x for x, _ in points))
+    low = min(low, high)
+    if curve is None:
+        means = {x: np.mean([y for z, y in points if z == x]) for x, _ in points}
+        return float(np.clip(min(means, key=means.get), low, high))
+    _, slope = line_beside(points, curve)
+    return float(np.clip(-slope / (2 * curve), low, high))
+
+
+def value_at(points, curve, place):
+    """(loss, share) of the quadratic through the points at a log rate. share: the variance of the
+    loss, as a share of the variance of a run. Without a curvature: the mean of the runs at the rate
+    that is nearest."""
+    points = finite(points)
+    x = np.array([point[0] for point in points])
+    if curve is None or len(set(x)) == 1:
+        nearest = min(set(x), key=lambda rate: abs(rate - place))
+        losses = [loss for rate, loss in points if rate == nearest]
+        return float(np.mean(losses)), 1 / len(losses)
+    level, slope = line_beside(points, curve)
+    spread = ((x - x.mean()) ** 2).sum()
+    share = 1 / len(x) + (place - x.mean()) ** 2 / spread
+    return level + slope * place + curve * place**2, float(share)
+
+
+def residuals(points, curve):
+    """(sum of squares, degrees of freedom) of the points about their quadratic."""
+    points = finite(points)
+    rates = len({x for x, _ in points})
+    if not points:
+        return 0.0, 0
+    if curve is None or rates == 1:
+        groups = {}
+        for x, loss in points:
+            groups.setdefault(x, []).append(loss)
+        squares = sum(((np.array(group) - np.mean(group)) ** 2).sum() for group in groups.values())
+        return float(squares), len(points) - rates
+    level, slope = line_beside(points, curve)
+    squares = sum((loss - level - slope * x - curve * x**2) ** 2 for x, loss in points)
+    return float(squares), len(points) - 2

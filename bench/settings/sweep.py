@@ -1,0 +1,231 @@
+"""
+Measure parts in many settings. The settings share the workers: a worker that is free takes the next
+run of the first setting that has one, so no core waits for the last run of a phase.
+"""
+
+import contextlib
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.ablation import identity, step_times
+from bench.ablation.progress import WIDTH, doing, say
+from bench.ablation.rows import is_cost
+from bench.ablation.step_times import PATIENCE, Probe, cores, wait_until_quiet
+from bench.ablation.sweep import identify
+from bench.settings import plan as plans
+from bench.settings.run import Worker, ended
+from bench.settings.setting import BASE_RUNS, CURVE_RUNS, PASSES, RATES, Course, tokens_of
+from common import files
+from common.runtime import StopRequest, versions
+from training.run_folder import lock_run, read_rows
+
+POLL = 1  # seconds
+TIMED = 5  # steps of a dry run
+FACTS = ("torch", "git_commit", "hardware")
+
+
+def main(argv, usage):
+    """Measure what a command line asks for. Returns the exit status."""
+    plan = plans.read(argv, usage)
+    facts = versions()
+    machine = {key: facts[key] for key in FACTS}
+    courses = [Course(plan, setting, machine) for setting in plan.settings]
+    with doing("checking the settings") as show:
+        for course in courses:
+            show(course.setting.name)
+            course.check()
+    if plan.config.dry_run:
+        for course in courses:
+            recognise(course, plan)
+        print_plan(plan, courses)
+        return 0
+
+    plan.out.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(lock_run(plan.out)):
+        stop = StopRequest()
+        failed = measure(plan, courses, stop)
+        if not stop.status:
+            for course in courses:
+                time_arms(course)
+    with doing("predicting"):
+        from bench.settings import table  # scipy takes a second to import
+
+    table.show(plan.out, [part.name for part in plan.parts])
+    if stop.status:
+        print("stopped; the same command continues. Runs in progress begin anew.")
+        return stop.status
+    return 1 if failed else 0
+
+
+def recognise(course, plan):
+    """Recognise the rows of a setting that hold for this code."""
+    with doing(f"{course.setting.name}: computing the fingerprints of its arms") as show:
+
+        def set_hashes(arms, data):
+            lines = identify(arms, data, plan.out, show)
+            if not plan.config.dry_run:
+                identity.store(plan.out, lines)
+
+        course.recognise(set_hashes)
+    course.next_jobs()
+
+
+# ---------------------------------------------------------------- the runs
+
+
+def measure(plan, courses, stop):
+    """Run all that is to run. Returns the number of runs that failed."""
+    workers = [Worker() for _ in range(plan.config.workers or len(cores()))]
+    waiting = list(courses)  # settings that nothing has looked at yet
+    active = []  # settings that have runs
+    running = set()  # the keys of the runs in progress
+    failures = {}  # {key of a job: its reason}
+    try:
+        while not stop.status:
+            for worker in workers:
+                if worker.job is None:
+                    job = next_job(plan, waiting, active, running | set(failures))
+                    if job:
+                        running.add(job.key)
+                        worker.start(job)
+            if not running:
+                break
+            for worker in ended(workers, POLL):
+                job, result = worker.result()
+                running.discard(job.key)
+                if stop.status and result["status"] == "failed":
+                    continue  # the signal has reached the worker, too
+                course = next(c for c in active if c.setting.name == job.setting)
+                course.keep_row(job, result)
+                report(course, job, result)
+                if result["status"] == "failed":
+                    course.rows.pop(job.key)
+                    failures[job.key] = result["reason"]
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+    return len(failures)
+
+
+def next_job(plan, waiting, active, taken):
+    """The next run that no worker has, of the first setting that has one; None if all have ended
+    or wait for others. A setting is opened when the ones before it leave a worker free."""
+    while True:
+        for course in list(active):
+            jobs = course.next_jobs()
+            if not jobs and course.needs_more_tokens:
+                course.write()
+                say(f"{course.setting.name}: {course.admission['why']}: twice the tokens")
+                course.doublings += 1
+                course.check()
+                recognise(course, plan)
+                jobs = course.next_jobs()
+            if not jobs:
+                course.write()
+                active.remove(course)
+                say_end(course)
+            for job in jobs:
+                if job.key not in taken:
+                    return job
+        if not waiting:
+            return None
+        course = waiting.pop(0)
+        recognise(course, plan)
+        active.append(course)
+
+
+def time_arms(course):
+    """Time the steps of a setting's arms in turn, unless that is done, or the machine is busy."""
+    if not course.admission["admitted"]:
+        return
+    path = course.folder / "costs.jsonl"
+    hardware = course.machine["hardware"]
+    done = {row["arm"] for row in read_rows(path, is_cost) if row["hardware"] == hardware}
+    names = [part.name for part in course.parts if part.name not in done]
+    if not names or not wait_until_quiet(PATIENCE):
+        return
+    vocabulary = {"vocab_size": course.data["vocab_size"]}
+    values = {name: vocabulary | course.arms[name].values for name in ("base", *names)}
+    rows, _ = step_times.time_arms(values, threads=1)
+    for row in rows:
+        if row["quiet"]:
+            more = {"hardware": hardware, "code_hash": course.arms[row["arm"]].code_hash}
+            files.append(path, row | more)
+
+
+def report(course, job, result):
+    """Print a line about a run that has ended."""
+    done = len(course.rows)
+    if result["status"] == "done":
+        outcome = f"{result['val_loss_report']:.4f} nats, {result['seconds']:.0f} s"
+    else:
+        outcome = f"{result['status'].upper()}: {result['reason']}"
+    print(f"{job.name}: {outcome} ({done} runs)", flush=True)
+
+
+def say_end(course):
+    """Print that a setting is done, or why it is not admitted."""
+    admission = course.admission
+    if admission["admitted"]:
+        say(f"{course.setting.name}: done, {len(course.rows)} runs at r* = {course.best_rate:g}")
+    else:
+        say(f"{course.setting.name}: not admitted: {admission['why']}")
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def planned_tokens(course):
+    """{purpose: tokens of all its runs}, of a setting from its start."""
+    own = tokens_of(course.arms["base"].values)
+    curve = sum(multiple * count for multiple, count in CURVE_RUNS.items())
+    arms = len(course.parts) * len(PASSES[course.passes])
+    return {"base": own * (len(RATES) + BASE_RUNS + curve), "arms": own * arms}
+
+
+def print_plan(plan, courses):
+    """Print each setting, its runs, and the hours that they take on this machine."""
+    table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH)
+    headings = ("setting", "text", "tokens", "optimizer", "base", "size", "M tokens", "context")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for heading in ("runs", "hours"):
+        table.add_column(heading, justify="right")
+    workers = plan.config.workers or len(cores())
+    all_runs = 0
+    all_hours = 0.0
+    for course in courses:
+        count, hours = runs_and_hours(course)
+        all_runs += count
+        all_hours += hours / workers
+        factors = course.setting.factors
+        table.add_row(
+            course.setting.name,
+            factors["text"],
+            factors["tokens"],
+            factors["optimizer"],
+            factors["base"],
+            f"{factors['layers']} x {factors['width']}",
+            f"{tokens_of(course.arms['base'].values) / 1e6:.1f}",
+            str(factors["context"]),
+            f"{len(course.rows)}/{count}",
+            f"{hours / workers:.1f}",
+        )
+    Console(width=WIDTH, highlight=False).print(table)
+    left = sum(len(course.rows) for course in courses)
+    say(f"{left} of {all_runs} runs are done; all take {all_hours:.1f} hours, {workers} at a time")
+
+
+def runs_and_hours(course):
+    """(number of runs of a setting, CPU hours of all of them), by a few steps of its base."""
+    count = len(RATES) + BASE_RUNS + sum(CURVE_RUNS.values())
+    count += len(course.parts) * len(PASSES[course.passes])
+    values = course.arms["base"].values | {"vocab_size": course.data["vocab_size"]}
+    with doing(f"{course.setting.name}: timing its step"):
+        probe = Probe(values)
+        seconds = min(probe.step() for _ in range(TIMED))
+    tokens = sum(planned_tokens(course).values())
+    scored = count * values["eval_tokens"] / 3  # a forward pass is a third of a step
+    per_step = values["batch_size"] * values["block_size"]
+    return count, (tokens + scored) / per_step * seconds / 3600

@@ -1,0 +1,62 @@
+"""The table of the answer on a terminal: a row for each part."""
+
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.ablation import effects
+from bench.ablation.progress import WIDTH, say
+from bench.settings import worths
+
+HEADINGS = ("helps in", "worth", "95 %", "new setting", "P(helps)", "word")
+
+
+def show(folder, parts):
+    """Print the rows of some parts of the settings below a folder, and how to read them."""
+    measured = worths.load(folder)
+    columns, _ = worths.table(measured)
+    found = [effect for effect in effects.fit(columns) if effect.part in parts]
+    if not found:
+        return
+    table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH)
+    table.add_column("part", overflow="fold", ratio=1)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for effect in found:
+        table.add_row(*cells(effect))
+    Console(width=WIDTH, highlight=False).print(table)
+    admitted = sum(each.admitted for each in measured)
+    say(
+        f"{admitted} settings. A worth is a multiple of tokens: without the part, a model needs "
+        "so many times the tokens. 'new setting' is where 95 of 100 new settings lie."
+    )
+    if admitted < effects.LEAST_SETTINGS:
+        say(f"Nothing is predicted from fewer than {effects.LEAST_SETTINGS} settings.")
+
+
+def cells(effect):
+    """The cells of a part."""
+    known = math.isfinite(effect.p_helps)
+    return (
+        effect.part,
+        f"{effect.n_helps} of {effect.n_settings}",
+        times(effect.mean),
+        span(effect.mean_low, effect.mean_high),
+        span(effect.new_low, effect.new_high),
+        f"{effect.p_helps:.2f}" if known else "",
+        effect.word,
+    )
+
+
+def times(log_worth):
+    """A worth as text; "" if it is not known."""
+    return "" if math.isnan(log_worth) else f"{math.exp(log_worth):.2f}"
+
+
+def span(low, high):
+    """An interval of worths as text; "" if it is not known."""
+    if math.isnan(low):
+        return ""
+    ends = ["0" if low == -math.inf else times(low), "∞" if high == math.inf else times(high)]
+    return " to ".join(ends)

@@ -1,0 +1,215 @@
+"""
+The worths of all parts in all settings, from their files alone: settings.json, rows.jsonl and
+costs.jsonl in the folder of each setting.
+
+The worth of a part is a multiple of tokens: without it, a model needs so many times the tokens. In
+a setting it is read off the curve of the base, at the loss of the arm. Where the arm takes the part
+out, the worth of the part is the inverse.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bench.ablation.arms import BASE
+from bench.ablation.rows import is_cost
+from bench.ablation.worth import Curve
+from bench.settings import rates
+from bench.settings.setting import is_row, key_of
+from common import files
+from training.run_folder import read_rows
+
+NEAR = (math.log(0.7), math.log(1.4))  # the rates among which an arm's best one is sought
+Z = 1.96  # half a 95 % interval, in standard errors
+
+
+@dataclass
+class Measured:
+    """One setting as it was measured."""
+
+    name: str
+    facts: dict  # of settings.json
+    rows: list  # current rows, without failed ones
+    step_ratios: dict = field(default_factory=dict)  # {arm: its step time over the base's}
+
+    @property
+    def admitted(self):
+        return bool((self.facts["admission"] or {}).get("admitted"))
+
+    @property
+    def best_rate(self):
+        return self.facts["best_rate"]
+
+    def points(self, arm, half):
+        """[(log of the rate over r*, loss on a half of the text)] of an arm at the full tokens,
+        within a factor of two of r*."""
+        points = []
+        for row in self.rows:
+            if row["arm"] == arm and row["purpose"] in ("rate", "base", "arm"):
+                x = math.log(row["learning_rate"] / self.best_rate)
+                if abs(x) <= math.log(2.05):
+                    points.append((x, math.inf if row["status"] == "diverged" else row[half]))
+        return points
+
+    def curve_rows(self):
+        """{multiple of the tokens: [loss on the reported half]} of the base at r*."""
+        losses = {}
+        for row in self.rows:
+            if row["purpose"] in ("base", "curve") and row["status"] == "done":
+                losses.setdefault(row["multiple"], []).append(row[rates.REPORTED])
+        return losses
+
+
+@dataclass
+class Worth:
+    """The worth of a part in one setting, as its logarithm."""
+
+    part: str
+    setting: str
+    log_worth: float
+    se: float
+    censored: int  # 1: it is above log_worth, where the curve ends; -1: below; 0: measured
+    rate: float  # the part's best rate, as a multiple of the base's
+    runs: int
+    log_step: float = math.nan  # log of the step time with the part over the time without
+
+
+# ---------------------------------------------------------------- reading
+
+
+def load(folder):
+    """[Measured] of the settings below a folder, by their names."""
+    measured = []
+    for path in sorted(Path(folder).glob("*/settings.json")):
+        facts = files.read_json(path, "move it away: bench/ablate.py writes another one")
+        arms = facts["arms"]
+        rows = {}
+        for row in read_rows(path.with_name("rows.jsonl"), is_row):
+            arm = arms.get(row["arm"], {})
+            current = all(arm.get(key) == row[key] for key in ("code_hash", "config_hash"))
+            if current and row["status"] != "failed":
+                rows[key_of(row)] = row
+        ratios = {}
+        for row in read_rows(path.with_name("costs.jsonl"), is_cost):
+            arm = arms.get(row["arm"], {})
+            if row["step_ratio"] and arm.get("code_hash") == row.get("code_hash"):
+                ratios[row["arm"]] = row["step_ratio"]["ratio"]
+        measured.append(Measured(path.parent.name, facts, list(rows.values()), ratios))
+    return measured
+
+
+# ---------------------------------------------------------------- worths
+
+
+def worths_of(measured):
+    """[Worth] of the parts that have run in an admitted setting."""
+    base = measured.points(BASE, rates.REPORTED)
+    arms = {}  # {part: its points on the reported half}
+    for name, arm in measured.facts["arms"].items():
+        if arm["part"]:
+            points = measured.points(name, rates.REPORTED)
+            if points:
+                arms[name] = points
+    shape = {half: pooled(measured, arms, half) for half in (rates.CHOOSING, rates.REPORTED)}
+    tuned = any(len({x for x, _ in points}) > 1 for points in arms.values())
+    if not tuned:  # the first pass: all at r* alone
+        shape = dict.fromkeys(shape)
+        base = [(x, loss) for x, loss in base if abs(x) < 0.01]
+    noise = noise_of(measured, base, arms, shape[rates.REPORTED])
+    base_loss, base_share, _ = best_of(measured, BASE, base, shape, tuned)
+    curve = curve_at(measured, base_loss)
+    found = []
+    for name, points in arms.items():
+        loss, share, place = best_of(measured, name, points, shape, tuned)
+        error = noise * math.sqrt(share + base_share)
+        log_worth, se, censored = log_worth_at(curve, loss, error)
+        log_step = math.log(measured.step_ratios.get(name, math.nan))
+        if measured.facts["arms"][name]["taken_out"]:
+            log_worth = -log_worth
+            censored = -censored
+            log_step = -log_step
+        found.append(
+            Worth(
+                part=name,
+                setting=measured.name,
+                log_worth=log_worth,
+                se=se,
+                censored=censored,
+                rate=math.exp(place),
+                runs=len(points),
+                log_step=log_step,
+            )
+        )
+    return found
+
+
+def pooled(measured, arms, half):
+    """The common curvature of the setting's curves of rates, on a half of the text."""
+    return rates.curvature([measured.points(name, half) for name in (BASE, *arms)])
+
+
+def best_of(measured, name, points, shape, tuned):
+    """(loss at the best rate, its share of a run's variance, log of the rate over r*) of an arm."""
+    place = 0.0
+    if tuned:
+        choosing = measured.points(name, rates.CHOOSING)
+        place = rates.best_place(choosing, shape[rates.CHOOSING], *NEAR)
+    if place is None or not rates.finite(points):
+        return math.inf, 0.0, 0.0
+    loss, share = rates.value_at(points, shape[rates.REPORTED], place)
+    return loss, share, place
+
+
+def noise_of(measured, base, arms, shape):
+    """The standard deviation of a run's loss, pooled over the base, its curve and the arms."""
+    groups = [rates.residuals(points, shape) for points in (base, *arms.values())]
+    for multiple, losses in measured.curve_rows().items():
+        if multiple != 1:
+            groups.append((float(np.var(losses) * len(losses)), len(losses) - 1))
+    squares = sum(square for square, _ in groups)
+    degrees = sum(degree for _, degree in groups if degree > 0)
+    return math.sqrt(squares / degrees) if degrees else math.nan
+
+
+def curve_at(measured, base_loss):
+    """The base's Curve, with its loss at the full tokens as it is compared."""
+    losses = measured.curve_rows()
+    losses[1.0] = [base_loss]
+    return Curve(losses)
+
+
+def log_worth_at(curve, loss, error):
+    """(log worth, its standard error, censored) of an arm with a loss."""
+    first = curve.loss_at(curve.multiples[0])
+    last = curve.loss_at(curve.multiples[-1])
+    slope = (first - last) / math.log(curve.multiples[-1] / curve.multiples[0])
+    if loss >= first:
+        return math.log(curve.multiples[0]), error / slope, -1
+    if loss <= last:
+        return math.log(curve.multiples[-1]), error / slope, 1
+    worth = float(curve.multiple(np.array([loss]), means_of(curve))[0])
+    step = 0.1  # of the log multiple, for the slope at this place
+    low = max(worth * math.exp(-step), curve.multiples[0])
+    high = min(worth * math.exp(step), curve.multiples[-1])
+    slope = (curve.loss_at(low) - curve.loss_at(high)) / math.log(high / low)
+    return math.log(worth), error / max(slope, 1e-9), 0
+
+
+def means_of(curve):
+    """(points, 1) mean losses of a curve."""
+    return np.array([[point[1]] for point in curve.points])
+
+
+def table(measured):
+    """{column: [values]} of all worths, for effects.fit, and the list of Worth."""
+    found = [worth for each in measured if each.admitted for worth in worths_of(each)]
+    columns = {
+        "part": [worth.part for worth in found],
+        "setting": [worth.setting for worth in found],
+        "log_worth": [worth.log_worth for worth in found],
+        "se": [worth.se for worth in found],
+        "censored": [worth.censored for worth in found],
+    }
+    return columns, found
