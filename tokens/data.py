@@ -3,10 +3,15 @@
 import math
 from pathlib import Path
 
+import numpy as np
+
 from common.errors import UserError
 from tokens import token_files
 from tokens.batches import Text
 from tokens.pairs import Pairs
+
+# What bits per byte are of. It is stored with them: before, end tokens counted as bytes too.
+BITS_OF = "text"
 
 
 class Dataset:
@@ -87,8 +92,17 @@ def pairs_text(train, val):
 
 def bits_per_byte(split, tokenizer, limit):
     """The factor from nats per scored token to bits per byte, over the `limit` tokens of a
-    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count."""
+    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count. nan if
+    there are none."""
     targets, ids = split.scored(limit)
     piece = token_files.PIECE
     parts = (ids[start : start + piece] for start in range(0, len(ids), piece))
-    return targets / sum(len(tokenizer.decode_bytes(part)) for part in parts) / math.log(2)
+    n_bytes = sum(text_bytes(tokenizer, part) for part in parts)
+    return targets / n_bytes / math.log(2) if n_bytes else math.nan
+
+
+def text_bytes(tokenizer, ids):
+    """The bytes of the text of token ids (N,). The tokens that begin and end a document are no
+    text."""
+    marks = [i for i in (tokenizer.bos, *tokenizer.stops) if i is not None]
+    return len(tokenizer.decode_bytes(ids[~np.isin(ids, marks)]))

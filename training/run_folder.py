@@ -10,6 +10,7 @@ from pathlib import Path
 from common import files
 from common.errors import Failure, UserError, one_line
 from parts import moe
+from tokens.data import BITS_OF
 from weights import checkpoint
 
 WRITTEN = ("config.json", "log.jsonl", "loss.png")  # in each run folder
@@ -180,6 +181,16 @@ def read_log(path, last_step=None):
     return [row for row in read_rows(path, valid) if last_step is None or row["step"] <= last_step]
 
 
+def leave_old_bits_blank(run, rows):
+    """Remove the bits per byte that a run logged in `rows` while end tokens counted as text."""
+    state = run.state
+    if state.get("bits_of") != BITS_OF and run.data.tokenizer.stops:
+        state["best_bits_per_byte"] = None
+        for row in rows:
+            row |= dict.fromkeys(row.keys() & {"bits_per_byte", "val_bits_per_byte"})
+    state["bits_of"] = BITS_OF
+
+
 # ---------------------------------------------------------------- the curves
 
 
@@ -287,7 +298,10 @@ class LogFile:
         files.remove(out_dir / DIVERGED)
         path = out_dir / "log.jsonl"
         self.picture = out_dir / "loss.png"
-        self.rows = [] if run.saved is None else read_log(path, run.step)
+        self.rows = []
+        if run.saved is not None:
+            self.rows = read_log(path, run.step)
+            leave_old_bits_blank(run, self.rows)
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
 

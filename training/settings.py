@@ -26,6 +26,7 @@ from common.runtime import find_device, memory_of, with_number
 from parts import costs
 from parts.architectures import ARCH, MODEL_KEYS, configure, without_effect
 from parts.variant import VariantConfig
+from tokens.data import BITS_OF
 from training.optim import OPTIMIZER, SCHEDULE
 from training.run_folder import LOGGERS
 from weights import checkpoint
@@ -339,8 +340,9 @@ def keep_device(stored, given):
 def first_state(given, fingerprint):
     """The state that a run starts from: the stored one, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
-    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "order": ORDER}
-    state = given.state or new | {"data": fingerprint}
+    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
+    new |= {"order": ORDER, "bits_of": BITS_OF, "data": fingerprint}
+    state = given.state or new
     changed = state["data"] != fingerprint
     if changed and not given.config.allow_data_change:
         what = f"dataset={given.config.dataset} has changed since this run began"

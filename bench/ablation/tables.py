@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from bench.ablation.comparisons import TEST
+from bench.ablation.rows import bits_per_byte
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
@@ -140,7 +141,7 @@ def outcomes(section, arm):
 def tests_table(section):
     """Loss: mean on the reported half of the validation text, with the standard deviation of a run.
     p: this comparison alone. p (Holm): corrected over looks and arms; it decides."""
-    factor = section.plan["data"].get("bits_per_byte") or math.nan
+    factor = bits_per_byte(section.plan)
     rows = []
     for row in section.verdicts.to_dict("records"):
         low = row["text_low"]
