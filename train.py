@@ -34,19 +34,10 @@ from parts.architectures import make
 from tokens import token_files
 from tokens.batches import Loader, to_device
 from tokens.data import Dataset
-from training import evaluation, ranks, run_folder, terminal
+from training import evaluation, net, ranks, run_folder, terminal
 from training.flops import used_parameters
-from training.net import Loss, compiled, evaluation_net, recompute_blocks
 from training.optim import learning_rate, make_optimizers
-from training.settings import (
-    TrainConfig,
-    check_order,
-    check_vocabulary,
-    first_state,
-    import_weights,
-    new_model_config,
-    read_config,
-)
+from training.settings import TrainConfig, check_order, first_state, read_config
 from weights import checkpoint
 
 EVAL_TRAIN_TOKENS = 32768  # an evaluation scores at most so many tokens of the train split
@@ -83,15 +74,13 @@ def make_model(settings, tokenizer, vocab_size):
     """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new. settings:
     training.settings.Settings."""
     if settings.folder:
-        model = checkpoint.load_model(settings.folder, settings.model)
-        check_vocabulary(model.config.vocab_size, vocab_size, settings.config)
-        return model
+        return checkpoint.load_model(settings.folder, settings.model)
     if settings.config.init_from == "scratch":
         return new_model(settings, vocab_size)
 
     from weights import hf  # here, since it is rarely needed
 
-    settings, weights = import_weights(settings, hf, tokenizer)
+    settings, weights = net.import_weights(settings, tokenizer)
     model = new_model(settings, vocab_size)
     hf.load_weights(model, weights)
     return model
@@ -99,7 +88,7 @@ def make_model(settings, tokenizer, vocab_size):
 
 def new_model(settings, vocab_size):
     """A model with initial weights, which depend on the seed alone."""
-    config = new_model_config(settings, vocab_size)
+    config = net.new_model_config(settings, vocab_size)
     torch.manual_seed(seed_for(settings.config.seed, INITIAL_WEIGHTS))
     return make(config)
 
@@ -137,15 +126,17 @@ class Run:
         self.has_experts = bool(moe.layers_of(self.model))
 
 
-def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=None):
+def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring=None):
     """The Run of some Settings. Raises UserError if data, model and checkpoint do not fit.
 
     A script with other samples, another loss or another evaluation passes its own open_data(config,
     runtime), make_loss(model) or scoring(run, stop), which takes the place of `score`."""
     config = settings.config
 
-    # The data and the model.
+    # The data and the model. Weights are looked for before a text is tokenized.
+    net.find_weights(settings)
     data = open_data(config, runtime)
+    net.check_tokens(settings, data.tokenizer)
     state = first_state(settings, data.fingerprint)
     model = make_model(settings, data.tokenizer, data.vocab_size).to(runtime.device)
     data.open(model.config.block_size, config.order_seed, config.eval_tokens)
@@ -163,7 +154,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=Non
 
     # The model as it is trained, and its optimizers.
     if config.activation_checkpointing:
-        recompute_blocks(model, runtime)
+        net.recompute_blocks(model, runtime)
     ranks.shard(model, config.parallel, runtime)
     # AdamW updates all parameters; if Muon is chosen, it takes over the matrices of the blocks.
     optimizers = make_optimizers(model, config, runtime)
@@ -177,7 +168,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=Non
         samples=data.batches,
         model=model,
         loss_module=loss_module,
-        net=ranks.with_ddp(compiled(loss_module, runtime), model, runtime, accumulates),
+        net=ranks.with_ddp(net.compiled(loss_module, runtime), model, runtime, accumulates),
         optimizers=optimizers,
         scaler=torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16"),
         step=state["step"],
@@ -300,7 +291,7 @@ def evaluate(run, split, limit, stop=None):
     divide the batches among them. Returns a row for each batch: sum of losses, number of targets,
     ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process."""
     runtime = run.runtime
-    scored = evaluation_net(run.net, runtime.device)
+    scored = net.evaluation_net(run.net, runtime.device)
     batches = split.eval_batches(run.config.batch_size, limit)
     values = []  # of each batch: its mean loss, or what the loss gives `measured`
     counts = []  # of each batch: its targets, and its rows

@@ -101,6 +101,14 @@ def bits_per_byte(split, tokenizer, limit):
     return targets / n_bytes / math.log(2) if n_bytes else math.nan
 
 
+def same_tokens(a, b):
+    """Whether each id means the same for two tokenizers. One may be stored in another form."""
+    if a.to_json() == b.to_json():
+        return True
+    ids = range(a.vocab_size)
+    return a.vocab_size == b.vocab_size and all(a.decode([i]) == b.decode([i]) for i in ids)
+
+
 def text_bytes(tokenizer, ids):
     """The bytes of the text of token ids (N,). The tokens that begin and end a document are no
     text."""
