@@ -64,7 +64,8 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     plan = frames.plan(out)
     counted = json.loads((data_dir / "words/meta.json").read_text())["ngrams"]
     _, _, trigrams, *others = ngrams.losses_at(counted, 4 * 4 * 16, 16)  # steps, batch, context
-    assert plan["ngrams"] == {"best": [3, trigrams], "trigrams": trigrams}
+    (tokens,) = counted["tokens"]  # the text is short, so that one amount is counted
+    assert plan["ngrams"] == {"best": [3, trigrams], "trigrams": trigrams, "tokens": tokens}
     assert trigrams < min(others)
     entries = plan["arms"]
     assert list(entries) == ["base", "crash", "hang", "rope", "base again"]
