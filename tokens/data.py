@@ -79,14 +79,17 @@ def open_pairs(folder, split, block_size, kind):
 
 
 def pairs_text(train, val):
-    """The numbers of pairs of two splits, and of those that block_size leaves out or cuts."""
-    text = f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate"
-    left_out = train.left_out + val.left_out
+    """The numbers of pairs, or preferences, of two splits, and of those that block_size leaves out
+    or cuts."""
+    each = train.answers_each
+    counts = f"{len(train.starts) // each:,} {train.unit} to train on"
+    text = f"  {counts}, {len(val.starts) // each:,} to validate"
+    left_out = (train.left_out + val.left_out) // each
     if left_out:
         text += f"; {left_out:,} more left out: their answers begin beyond block_size"
     cut = train.cut + val.cut
     if cut:
-        text += f"; {cut:,} cut there"
+        text += f"; {cut:,} answers cut there"
     return text
 
 
