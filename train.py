@@ -34,7 +34,7 @@ from parts.architectures import make
 from tokens import token_files
 from tokens.batches import Loader, to_device
 from tokens.data import Dataset
-from training import evaluation, net, ranks, run_folder, terminal
+from training import description, evaluation, net, ranks, run_folder, terminal
 from training.flops import used_parameters
 from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig, check_order, first_state, read_config
@@ -116,6 +116,8 @@ class Run:
     program: str = "train.py"  # the command that resumes it
     saved: int | None = None  # the step of the newest checkpoint
     unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
+    # progress(split, number of batches scored, of all): called while an evaluation goes on
+    progress: Callable = lambda *counted: None
 
     def __post_init__(self):
         size = self.config.batch_size
@@ -286,13 +288,15 @@ def read_steps(run):
 
 
 @torch.no_grad()
-def evaluate(run, split, limit, stop=None):
+def evaluate(run, split, limit, stop=None, name=""):
     """Score `limit` tokens of a split (0: all), each exactly once, with dropout off. The ranks
     divide the batches among them. Returns a row for each batch: sum of losses, number of targets,
-    ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process."""
+    ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process. name:
+    of the split, for run.progress."""
     runtime = run.runtime
     scored = net.evaluation_net(run.net, runtime.device)
     batches = split.eval_batches(run.config.batch_size, limit)
+    total = math.ceil(split.eval_rows(limit) / run.config.batch_size)
     values = []  # of each batch: its mean loss, or what the loss gives `measured`
     counts = []  # of each batch: its targets, and its rows
 
@@ -313,6 +317,7 @@ def evaluate(run, split, limit, stop=None):
         for rank, (_, y, *_) in enumerate(group):
             values.append(value)
             counts.append(split.counts(y) if rank == runtime.rank else (0, 0))
+        run.progress(name, len(counts), total)
     run.model.train()
     return ranks.all_reduce_sum(evaluation.batch_sums(values, counts), runtime)
 
@@ -325,11 +330,11 @@ def score_splits(run, data, stop=None):
     val_split = data.splits["val"]
     train_limit = min(EVAL_TRAIN_TOKENS, limit or len(val_split))
     sums = {
-        "train": evaluate(run, data.splits["train"], train_limit, stop),
-        "val": evaluate(run, val_split, limit, stop),
+        "train": evaluate(run, data.splits["train"], train_limit, stop, "train"),
+        "val": evaluate(run, val_split, limit, stop, "val"),
     }
     if limit and run.step == run.config.max_iters:
-        sums["whole"] = evaluate(run, val_split, 0, stop)
+        sums["whole"] = evaluate(run, val_split, 0, stop, "all of val")
     if any(values is None for values in sums.values()):
         return None
     return sums
@@ -352,6 +357,7 @@ def train(run, log):
     signal or None, median tokens/s)."""
     stop = StopRequest()
     clock = terminal.Clock(run)
+    run.progress = log.progress
     while True:
         # Evaluate and save. An evaluation that a signal interrupts is repeated on resuming.
         if evaluation_due(run):
@@ -469,11 +475,13 @@ def train_or_evaluate(settings, build_run):
         )
     run = build_run(settings, runtime)
     if runtime.main:
-        terminal.describe(run)
+        description.describe(run)
 
     if config.eval_only:
         with terminal.explained(run):
-            terminal.print_once(runtime, evaluation_text(run))
+            with terminal.counting(run):
+                text = evaluation_text(run)
+            terminal.print_once(runtime, text)
         return Result(0)
     is_evaluated = run.state.get("evaluated") == run.step
     if run.step > config.max_iters or (run.step == config.max_iters and is_evaluated):
@@ -515,7 +523,7 @@ def evaluation_text(run):
     if config.split == "val":
         return terminal.evaluation_lines(run.score(run))
     split = run.data.open_split(config.split, run.model.config.block_size)
-    sums = evaluate(run, split, config.eval_tokens)
+    sums = evaluate(run, split, config.eval_tokens, name=config.split)
     return terminal.split_line(run, split, sums)
 
 

@@ -23,6 +23,7 @@ import train
 from common import errors
 from parts.costs import parameters, training_flops_per_token
 from training import terminal
+from training.description import describe
 from training.flops import variant
 from training.run_folder import duration
 from training.settings import read_config
@@ -41,7 +42,7 @@ def main(argv):
     settings = read(argv)
     run = train.make_run(settings, train.start_runtime(settings))
     if run.runtime.main:
-        terminal.describe(run)
+        describe(run)
     with terminal.explained(run):
         return dry_run(run)
 

@@ -1,10 +1,12 @@
 """What a sweep shows on a terminal of 80 columns, and elsewhere."""
 
+import contextlib
 from types import SimpleNamespace
 
 from rich.console import Console
 
-from bench.ablation import progress, runs
+from bench.ablation import progress, runs, sweep
+from helpers.ablation import arm
 
 
 def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
@@ -55,3 +57,19 @@ def test_losses_of_two_texts_say_of_which_they_are():
     job.values["eval_tokens"] = 8192
     said = progress.losses_text(job, row)
     assert "final 1.5000 on the whole text" in said and "best 1.2500 on 8,192 tokens" in said
+
+
+def test_a_text_is_prepared_before_the_spinner(planned, monkeypatch):
+    """Whose frames would break the bar of prepare.py."""
+    spinning = []
+    open_data = sweep.open_data
+
+    @contextlib.contextmanager
+    def doing(what):
+        spinning.append(what)
+        yield lambda detail: None
+        spinning.remove(what)
+
+    monkeypatch.setattr(sweep, "doing", doing)
+    monkeypatch.setattr(sweep, "open_data", lambda base: spinning or open_data(base))
+    assert planned(arm(rope=dict(position="rope"))).data["dataset"] == "words"
