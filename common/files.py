@@ -33,7 +33,9 @@ def warn_once(text, kind="warning", about=None):
     printed."""
     if (about or text) not in warned:
         warned.add(about or text)
-        print(folded(f"{kind}: {text}", 2, sys.stderr), file=sys.stderr, flush=True)
+        begin = "\r\033[K" if sys.stderr.isatty() else ""  # where a bar stands, in place of it
+        line = folded(f"{kind}: {text}", 2, sys.stderr)
+        print(begin + line, file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- writing

@@ -183,7 +183,7 @@ class RunLog:
         self.file.keep(row)
         self.bar.clear()
         self.show(evaluation_lines(row))
-        self.bar.refresh()
+        self.bar.set_description_str("drawing loss.png")
         draw(self.rows, self.file.picture, yardsticks(self.run))
 
     def phase(self, what):
