@@ -80,7 +80,9 @@ class Section:
     def ngrams(self):
         """[(name, loss)] of counting n-grams on the tokens that the base sees; [] if not known."""
         counted = self.plan["ngrams"]
-        text = f"of {counted['tokens']:,} tokens" if "tokens" in counted else "of this text"
+        text = "of this text"  # before the number of tokens was stored
+        if "tokens" in counted:
+            text = f"of {counted['tokens']:,} tokens"
         losses = []
         if "trigrams" in counted:
             losses.append((f"trigrams {text}", counted["trigrams"]))
