@@ -95,13 +95,13 @@ def pairs_text(train, val):
 
 def bits_per_byte(split, tokenizer, limit):
     """The factor from nats per scored token to bits per byte, over the `limit` tokens of a
-    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count. nan if
-    there are none."""
+    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count. Where
+    no byte does, one is assumed, since JSON has no infinity."""
     targets, ids = split.scored(limit)
     piece = token_files.PIECE
     parts = (ids[start : start + piece] for start in range(0, len(ids), piece))
     n_bytes = sum(text_bytes(tokenizer, part) for part in parts)
-    return targets / n_bytes / math.log(2) if n_bytes else math.nan
+    return targets / max(1, n_bytes) / math.log(2)
 
 
 def same_tokens(a, b):
