@@ -116,8 +116,7 @@ class Run:
     program: str = "train.py"  # the command that resumes it
     saved: int | None = None  # the step of the newest checkpoint
     unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
-    # progress(split, number of batches scored, of all): called while an evaluation goes on
-    progress: Callable = lambda *counted: None
+    progress: Callable = lambda *counted: None  # takes a split, its batches scored, all of them
 
     def __post_init__(self):
         size = self.config.batch_size
@@ -291,8 +290,8 @@ def read_steps(run):
 def evaluate(run, split, limit, stop=None, name=""):
     """Score `limit` tokens of a split (0: all), each exactly once, with dropout off. The ranks
     divide the batches among them. Returns a row for each batch: sum of losses, number of targets,
-    ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process. name:
-    of the split, for run.progress."""
+    ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process.
+    run.progress is told the split's name."""
     runtime = run.runtime
     scored = net.evaluation_net(run.net, runtime.device)
     batches = split.eval_batches(run.config.batch_size, limit)
@@ -478,10 +477,9 @@ def train_or_evaluate(settings, build_run):
         description.describe(run)
 
     if config.eval_only:
-        with terminal.explained(run):
-            with terminal.counting(run):
-                text = evaluation_text(run)
-            terminal.print_once(runtime, text)
+        with terminal.explained(run), terminal.counting(run):
+            text = evaluation_text(run)
+        terminal.print_once(runtime, text)
         return Result(0)
     is_evaluated = run.state.get("evaluated") == run.step
     if run.step > config.max_iters or (run.step == config.max_iters and is_evaluated):
