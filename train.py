@@ -35,7 +35,6 @@ from tokens import token_files
 from tokens.batches import Loader, to_device
 from tokens.data import Dataset
 from training import description, evaluation, net, ranks, run_folder, terminal
-from training.flops import used_parameters
 from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig, check_order, first_state, read_config
 from weights import checkpoint
@@ -146,7 +145,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     step_samples = config.batch_size * config.gradient_accumulation_steps
     tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
-    flops = 6 * used_parameters(model) * tokens
+    flops = 6 * description.used_parameters(model) * tokens
     reason = "as asked" if settings.state is None else "as when this run began"
     runtime.choose_compile(config.compile, flops, reason)
     kind = runtime.device.split(":")[0]

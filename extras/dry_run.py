@@ -23,8 +23,7 @@ import train
 from common import errors
 from parts.costs import parameters, training_flops_per_token
 from training import terminal
-from training.description import describe
-from training.flops import variant
+from training.description import describe, variant
 from training.run_folder import duration
 from training.settings import read_config
 from training.step_costs import checkpoint_bytes, kept_bytes, room, size, timed

@@ -21,8 +21,8 @@ from parts.architectures import CORNERS, configure
 from parts.variant import VariantConfig
 from tokens.data import bits_per_byte
 from tokens.pairs import Pairs
+from training.description import peak_speed
 from training.evaluation import mean_loss, measures, yardsticks
-from training.flops import peak_speed
 from training.run_folder import DIVERGED, LogFile, draw, duration
 from training.settings import NanoGPT, TrainConfig, scope
 from weights import checkpoint

@@ -15,7 +15,7 @@ from common.files import ROOT
 from helpers.runs import new_run, ready
 from parts.architectures import configure
 from parts.variant import VariantConfig
-from training import flops, terminal
+from training import description, terminal
 from training.description import model_name, warn_of_epochs
 from training.settings import TrainConfig, read_config, scope
 
@@ -134,11 +134,11 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     }.items(),
 )
 def test_a_known_gpu_has_its_makers_peak(monkeypatch, name, tflops):
-    monkeypatch.setattr(flops.torch.cuda, "get_device_name", lambda device: name)
-    peak = flops.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
+    monkeypatch.setattr(description.torch.cuda, "get_device_name", lambda device: name)
+    peak = description.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
     assert peak == (tflops and tflops * 1e12)
     for device, dtype in (("cpu", "bfloat16"), ("cuda:0", "float32")):
-        assert flops.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
+        assert description.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
 
 
 def test_an_evaluation_counts_its_batches(data_dir, tmp_path):
