@@ -25,19 +25,24 @@ a temporary name and renamed when it is complete. Memory use does not grow with 
 import math
 import os
 import re
+import signal
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from common import early
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`: Ctrl-C prints no traceback
     early.check_keys("prepare.py")
     early.need("numpy", "tqdm")
 
 import numpy as np
 
+from common import files
 from common.commands import command
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError, printable, run
@@ -56,6 +61,36 @@ LISTED = 8  # left-out files that are named
 RENAMED = {"seed": "only tasks are random: use `python -m extras.tasks NAME --seed=N`"}
 
 
+OWN_TOKENIZERS = ("char", "byte", "bpe")  # that belong to no trained model
+LARGEST_BLOCK = 1024  # block_size of the configs on a GPU, at most
+MOST_EPOCHS = 10  # that the printed command trains for without dropout
+
+
+class Recipe(NamedTuple):
+    """A config for a dataset, and the numbers that it has on a CPU."""
+
+    config: str
+    steps: int
+    rows: int  # in a step; two rows of a preference count as one
+    most_rows: int  # in all steps without dropout, also on a GPU
+    size: str  # the argument that gives the rows
+    block_size: int = 128
+
+
+SCRATCH = Recipe(
+    config="llama_shakespeare", steps=1080, rows=12, most_rows=12_960, size="--batch_size=12"
+)
+FINETUNING = Recipe(
+    config="finetune_shakespeare",
+    steps=20,
+    rows=4,
+    most_rows=640,
+    size="--gradient_accumulation_steps=4",
+    block_size=512,
+)
+PREFERENCES = Recipe(config="dpo_example", steps=40, rows=8, most_rows=320, size="--batch_size=16")
+
+
 @dataclass
 class PrepareConfig:
     input: str | None = None  # a file, several (a,b), a glob, a folder, or hf:OWNER/NAME
@@ -65,19 +100,23 @@ class PrepareConfig:
     data_dir: str = "data"  # the folder of the datasets
     list: bool = False  # print the datasets that are known and prepared, and stop
 
+    def __post_init__(self):
+        self.data_dir = os.path.expanduser(self.data_dir)
+        self.tokenizer = os.path.expanduser(self.tokenizer)
+
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     """Make the dataset data_dir/name and return its meta.json. The other arguments are the keys of
     PrepareConfig."""
     config = PrepareConfig(input=input, tokenizer=tokenizer, data_dir=data_dir, **more)
     check_name(name)
-    folder = token_files.folder_of(data_dir, name)
-    if not os.path.isdir(data_dir):
+    folder = token_files.folder_of(config.data_dir, name)
+    if not os.path.isdir(config.data_dir):
         check_request(name, config, folder)  # before the lock makes this folder
 
     with token_files.replaced(folder) as new:
         check_request(name, config, folder)
-        print(f"preparing {folder.absolute()}", flush=True)
+        print(printable(f"preparing {folder.absolute()}"), flush=True)
         text = open_text(name, config, folder)
         first = text["train"] if isinstance(text, dict) else text
         print(printable(f"  text: {first.source}"))
@@ -143,7 +182,7 @@ def open_text(name, config, folder):
     path = Path(config.input or folder / "input.txt")
     text = open_input(str(path), config.field)
     if name in SHAKESPEARE and isinstance(text, Corpus) and not text.documents:
-        return sources.shakespeare_splits(text, sources.is_canonical(path))
+        return sources.shakespeare_splits(text, sources.is_canonical(path), folder)
     return text
 
 
@@ -246,29 +285,73 @@ def best_ngrams(meta):
     return text
 
 
-def print_training(meta, data_dir):
-    """Print a command that trains on a dataset, with a block_size that it allows."""
+def print_training(meta, data_dir, tokenizer="auto"):
+    """Print a command that suits a dataset. With the tokenizer of a trained model it fine-tunes
+    this model; a small dataset has few steps. tokenizer: the key of PrepareConfig."""
     name = meta["name"]
-    splits = [meta["splits"][split] for split in ("train", "val")]
-    config = "llama_shakespeare"
+    trained = tokenizer not in ("auto", *OWN_TOKENIZERS)
+    recipe = FINETUNING if trained else SCRATCH
+    script = "train.py"
+    if "preferences" in meta["splits"]["train"]:
+        if not trained:
+            print("  a trained model learns preferences: prepare them in its tokens, with")
+            print("  --tokenizer=RUN (docs/finetuning.md)")
+            return
+        recipe = PREFERENCES
+        script = "extras.preferences"
+
     if name == "openwebtext":
-        config = "llama_124m"
+        words = ["config/llama_124m.py"]
     elif name.startswith(token_files.TASK):
-        config = "task_recall"
-    elif "preferences" in splits[0]:
-        config = "dpo_example"
-    words = [f"config/{config}.py", f"--dataset={name}"]
+        longest = max(entry["longest"] for entry in meta["splits"].values())
+        words = ["config/task_recall.py", f"--block_size={longest - 1}"]
+    else:
+        context = context_of(tokenizer) if trained else math.inf
+        words = [f"config/{recipe.config}.py", *sizes(meta, recipe, context)]
+    words.insert(1, f"--dataset={name}")
+    if trained:
+        words.insert(1, f"--init_from={tokenizer}")
     if data_dir != "data":
         words.append(f"--data_dir={data_dir}")
-    fewest = min(entry["tokens"] for entry in splits)
-    if "longest" in splits[0]:
-        longest = max(entry["longest"] for entry in splits)
-        words.append(f"--block_size={longest - 1}")
-    elif fewest <= 256:  # the block_size of the config on a GPU
-        words.append(f"--block_size={max(1, min(64, fewest - 1))}")
-        words.append("--max_iters=200")
     words.append(f"--out_dir=out-{name.replace(':', '-')}")
-    print(f"  train on it:\n{command('train.py', *words)}")
+    print(f"  train on it:\n{command(script, *words)}")
+
+
+def sizes(meta, recipe, context):
+    """The arguments that a recipe needs for a dataset: a block_size that the splits and a trained
+    model's context allow; for a small dataset few steps, or dropout, which a note explains."""
+    splits = [meta["splits"][split] for split in ("train", "val")]
+    train = splits[0]
+    most = min(context, *(entry["tokens"] - 1 for entry in splits))
+    samples = max(1, train["tokens"] // recipe.block_size)
+    block_size = max(1, min(recipe.block_size, most))
+    if "longest" in train:
+        samples = train.get("preferences", train["pairs"])
+        block_size = min(max(entry["longest"] for entry in splits) - 1, context)
+
+    small = MOST_EPOCHS * samples < recipe.most_rows
+    words = []
+    if small or "longest" in train or most < LARGEST_BLOCK:
+        words.append(f"--block_size={block_size}")
+    if small:
+        few = max(MOST_EPOCHS * samples // recipe.rows, recipe.steps // 12)
+        steps = min(few, recipe.steps)
+        words += [f"--max_iters={steps}", recipe.size]
+        epochs = steps * recipe.rows / samples
+        if epochs > MOST_EPOCHS and recipe is SCRATCH:
+            words.append("--dropout=0.1")
+            read = f"{epochs:.0f} times"
+            print(f"  NOTE: {steps} steps read this {read}; a model soon knows it by heart")
+    return words
+
+
+def context_of(folder):
+    """The context of a run in tokens, infinite if the folder has weights of other programs."""
+    try:
+        config = files.read_json(Path(folder, "config.json"), "")
+    except UserError:
+        config = {}
+    return config.get("block_size", math.inf)
 
 
 def print_list(data_dir):
@@ -303,7 +386,11 @@ def main(argv):
     if len(words) != 1:
         fix = "run `python prepare.py NAME`; --list prints the names that are known"
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
-    print_training(prepare(words[0], **vars(config)), config.data_dir)
+    meta = prepare(words[0], **vars(config))
+    tokenizer = config.tokenizer
+    if tokenizer == "auto" and words[0] == "shakespeare":
+        tokenizer = NAMED["shakespeare"].tokenizer  # GPT-2's, which it is meant to fine-tune
+    print_training(meta, config.data_dir, tokenizer)
 
 
 if __name__ == "__main__":

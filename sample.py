@@ -19,8 +19,8 @@ Shapes: B rows, T tokens, V vocabulary.
 """
 
 import json
+import os
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from common import configurator
 from common.runtime import seed_for, set_up
-from sampling.prompts import fit, note, read_prompts, show_cut
+from sampling.prompts import fit, note, read_prompts, show, show_cut, shown
 from sampling.reader import Reader, ragged
 from sampling.settings import OF_TEXT, SampleConfig, moved
 from sampling.text import Sample
@@ -193,7 +193,6 @@ def write_text(model, tokenizer, prompt, **keys):
 
 def write_sample(model, tokenizer, prompt, runtime, config):
     """Print a prompt and the text that follows it, as it is written."""
-    show = partial(print, end="", flush=True)
     show(prompt)
     with runtime.autocast():
         write_samples(model, tokenizer, [(prompt, 0)], config, show)
@@ -229,6 +228,7 @@ def open_weights(name, step, device, pretrained):
 def load(name, checkpoint="latest", device="cpu"):
     """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
     a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
+    name = os.path.expanduser(name)
     model, tokenizer, _ = open_weights(name, checkpoint, device, not is_run(name))
     return model, tokenizer
 
@@ -307,7 +307,7 @@ def report(name, sample, config, streamed):
         print(json.dumps(line), flush=True)
         return
     if not streamed:
-        print(sample.prompt + sample.text)
+        print(shown(sample.prompt + sample.text))
     if config.show_probs:
         show_cut(sample.table())
     print("---------------", flush=True)
@@ -332,12 +332,12 @@ def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
     wanted = numbered(prompts, config.num_samples)
     batch_size = batch_size if config.prompts else 1
     streamed = batch_size == 1 and not config.jsonl
-    show = partial(print, end="", flush=True) if streamed else lambda piece: None
+    show_piece = show if streamed else lambda piece: None
     for first in range(0, len(wanted), batch_size):
         batch = wanted[first : first + batch_size]
-        show(batch[0][0])
-        samples = write_samples(model, tokenizer, batch, config, show, sampler)
-        show("\n")
+        show_piece(batch[0][0])
+        samples = write_samples(model, tokenizer, batch, config, show_piece, sampler)
+        show_piece("\n")
         for sample in samples:
             report(name, sample, config, streamed)
 

@@ -38,6 +38,7 @@ from training import description, evaluation, net, ranks, run_folder, terminal
 from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig, check_order, first_state, read_config
 from weights import checkpoint
+from weights.checks import check_size
 
 EVAL_TRAIN_TOKENS = 32768  # an evaluation scores at most so many tokens of the train split
 
@@ -62,7 +63,7 @@ def prepare_missing(folder):
     from prepare import SMALL, prepare  # here, since it is rarely needed
 
     if folder.name in SMALL:
-        print(f"no dataset in {folder} yet: running `prepare.py {folder.name}`")
+        print(errors.printable(f"no dataset in {folder} yet: running `prepare.py {folder.name}`"))
         prepare(folder.name, data_dir=str(folder.parent))
 
 
@@ -88,6 +89,7 @@ def make_model(settings, tokenizer, vocab_size):
 def new_model(settings, vocab_size):
     """A model with initial weights, which depend on the seed alone."""
     config = net.new_model_config(settings, vocab_size)
+    check_size(config, settings.config.device)
     torch.manual_seed(seed_for(settings.config.seed, INITIAL_WEIGHTS))
     return make(config)
 

@@ -18,7 +18,7 @@ if not __package__:
 
 from common import early
 from common.commands import runnable
-from common.errors import run
+from common.errors import printable, run
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start(
@@ -58,7 +58,8 @@ def run_one(sweep, start=runs.run_local):
     try:
         stop = StopRequest()
         if not run_sweep(sweep, stop, start):
-            print(f"stopped and saved; the same command continues:\n{runnable(sweep.command)}")
+            command = printable(runnable(sweep.command), keep="\n")
+            print(f"stopped and saved; the same command continues:\n{command}")
             return stop.status
         with doing("writing the report"):
             from bench.ablation import report  # pandas and matplotlib take a second to import
@@ -92,7 +93,8 @@ def print_failures(sweep):
     failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
     for row in failed:
         name = f"{row['arm']} seed {row['seed']}"
-        print(f"error: {name} failed ({row['out_dir']}): {row['reason']}", file=sys.stderr)
+        text = f"error: {name} failed ({row['out_dir']}): {row['reason']}"
+        print(printable(text), file=sys.stderr)
     return len(failed)
 
 
@@ -100,7 +102,7 @@ def print_commands(sweep, jobs):
     """Print the command of one run of each arm, and the number of the others."""
     shown = [job for job in report_jobs(sweep, most=1) if job.key not in sweep.rows]
     for job in shown:
-        print(runnable(job.command()))
+        print(printable(runnable(job.command()), keep="\n"))
     if len(jobs) > len(shown):
         more = len(jobs) - len(shown)
         say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")

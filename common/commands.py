@@ -33,16 +33,26 @@ def script(name):
     return name if Path.cwd() == ROOT else str(ROOT / name)
 
 
+def quoted(word):
+    """A word as a shell reads it: what a terminal would obey as an escape."""
+    if word.isprintable():
+        return shlex.quote(word)
+    letters = []
+    for c in word.replace("\\", r"\\").replace("'", r"\'"):
+        letters.append(c if c.isprintable() else f"\\U{ord(c):08x}")
+    return f"$'{''.join(letters)}'"
+
+
 def command(program, *arguments, launcher=None):
     """The shell command that runs a script of this repo, or a module such as extras.mix. It is
     broken into lines of at most 80 columns, with a backslash at the end of each but the last. A
     longer word stays whole. launcher: what to type in place of the interpreter."""
     launcher = launcher or python()
     if program.endswith(".py"):
-        lines = [f"{launcher} {shlex.quote(script(program))}"]
+        lines = [f"{launcher} {quoted(script(program))}"]
     else:
         lines = [f"{launcher} -m {program}"]
-    for word in map(shlex.quote, arguments):
+    for word in map(quoted, arguments):
         if len(f"{lines[-1]} {word}") <= WIDTH - len(" \\"):
             lines[-1] += f" {word}"
         else:

@@ -60,6 +60,7 @@ NonNegativeFloat = Annotated[float, Range(least=0)]
 Fraction = Annotated[float, Range(least=0, below=1)]  # 0 <= x < 1
 Share = Annotated[float, Range(above=0, most=1)]  # 0 < x <= 1
 Probability = Annotated[float, Range(least=0, most=1)]  # 0 <= x <= 1
+PathName = Annotated[str, None]  # a path, or a name that may be one: ~ is the home folder
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,7 @@ def keys(*classes):
 
 
 def allowed(kind):
-    """(types, words, Range or None) that a key of type `kind` takes. If there are words, a text
-    value must be one of them."""
+    """(types, words, Range or None) that a key of type `kind` takes: any text if without words."""
     parts = [kind]
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         parts = typing.get_args(kind)
@@ -109,8 +109,7 @@ def allowed(kind):
 
 
 def from_text(text, kind):
-    """Convert the text of a command-line value to a Python value. It stays a text if the key takes
-    any text."""
+    """Convert the text of a command-line value to a Python value, unless the key takes any text."""
     kinds, words, _ = allowed(kind)
     is_none = text == "None" and types.NoneType in kinds
     takes_any_text = str in kinds and not words
@@ -129,7 +128,9 @@ def to_number(key, value, kinds, where):
     try:
         number = float(value)
     except OverflowError:
-        raise UserError(f"{key} is too large", where, "give a smaller number") from None
+        number = math.inf
+    if abs(number) >= 2**63 and (float not in kinds or isinstance(value, int)):
+        raise UserError(f"{key} is too large", where, "give a smaller number")
     if not math.isfinite(number):
         raise UserError(f"{key} cannot be {number}", where, "give a finite number")
     is_int = isinstance(value, numbers.Integral)
@@ -144,6 +145,8 @@ def check(key, value, kind, where):
     """Return `value`, converted to a type that `kind` takes (1 to a float, 1e3 to an int). Raises
     UserError if that is impossible, or if the value is out of range."""
     kinds, words, limits = allowed(kind)
+    if type(value) is str and PathName in (kind, *typing.get_args(kind)):
+        value = os.path.expanduser(value)
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's numbers too
         value = to_number(key, value, kinds, where)
     if type(value) is str and "\0" in value:  # no path can contain one
@@ -164,8 +167,7 @@ def check(key, value, kind, where):
 
 
 def find(key, known, renamed, where):
-    """The type of a key. Raises UserError, with the new name or the most similar key, if the key is
-    unknown."""
+    """The type of a key. Raises UserError, which names the new or the most similar key."""
     if key in known:
         return known[key]
     if key in renamed:
@@ -262,9 +264,9 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
             given.typed[key] = value
             given.texts[key] = arg
         elif arg.endswith(".py"):
-            given.files.append(arg)
+            given.files.append(os.path.expanduser(arg))
         else:
-            given.words.append(arg)
+            given.words.append(os.path.expanduser(arg))
 
     for name in given.files:
         path = find_file(name)
@@ -335,11 +337,10 @@ def folded_usage(usage):
 
 
 def help_text(usage, classes, defaults=None, everything=False):
-    """The usage, and every key once under its heading: its default, its text, and its words or its
-    range. The keys in OFTEN of a class come first. everything: print the rare keys too."""
+    """The usage, and every key once under its heading. everything: print the rare keys too."""
     groups = help_groups(classes, defaults or {})
     rare = []
-    lines = folded_usage(commands.runnable(usage))
+    lines = folded_usage(commands.runnable(usage or ""))  # None: python -OO drops docstrings
     for heading, group in groups.items():
         is_rare = heading.startswith(RARE)
         if is_rare:
@@ -396,8 +397,7 @@ def help_lines(head, text):
 
 
 def texts_of(cls):
-    """{key: (heading, text, default)} of the fields of a dataclass, from the comments in its
-    source."""
+    """{key: (heading, text, default)} of the fields of a dataclass, from its source's comments."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}

@@ -7,10 +7,12 @@ one line on stderr: `error: <what> (<key or file>): <what to do>`.
 
 import errno
 import os
+import re
 import shutil
 import signal
 import sys
 import textwrap
+import threading
 import traceback
 
 from common.commands import runnable
@@ -18,6 +20,9 @@ from common.commands import runnable
 # What to install for a module whose package has another name, a partner, or one right version.
 PACKAGES = {"faiss": "faiss-cpu", "starlette": "starlette uvicorn", "ray": "ray==2.60.0"}
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
+# Control characters, those that reverse the text that follows, and halves of a character.
+OBEYED = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+NO_MEMORY = "alloc_cpu|can.t allocate memory|out of memory|bad_alloc|STATUS_ALLOC_FAILED"
 
 
 class UserError(Exception):
@@ -36,10 +41,12 @@ class Failure(UserError):
     status = 1
 
 
-def printable(text, keep=""):
-    """Replace the control characters of a text by Python's escapes, except those in `keep`. A
-    terminal would obey an escape sequence in the name of a file or a tensor."""
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+def printable(text, keep="", figure=False):
+    """Make a text that others wrote, such as a name, a key or what a model writes, safe to show.
+    Characters that a terminal obeys become Python's escapes, except those in `keep`. figure: it is
+    for matplotlib, which would set what stands between two $ as a formula."""
+    text = OBEYED.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+    return text.replace("$", r"\$") if figure else text
 
 
 def one_line(error, most=160):
@@ -113,7 +120,7 @@ def run(main):
 def fail(error):
     """Print the message of an exception that ends a script. Returns the exit status."""
     if "--debug" in sys.argv:
-        traceback.print_exc()
+        print(printable(traceback.format_exc(), keep="\n"), file=sys.stderr)
     status, message = explained(error)
     if status == 1 or speaks():  # every rank finds the same mistake, so only one prints it
         print(folded(f"error: {message}", 7, sys.stderr), file=sys.stderr)
@@ -125,9 +132,60 @@ def explained(error):
     text = one_line(error, None)
     if isinstance(error, UserError):
         return error.status, text
+    if is_out_of_memory(error):
+        fix = "use a smaller model, batch or context (--n_layer, --batch_size, --context, ...)"
+        return 1, f"out of memory (memory): {fix}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
         return 1, f"{error.strerror} (output): free the disk, or write elsewhere"
     if isinstance(error, ModuleNotFoundError):
         packages = PACKAGES.get(error.name, error.name)
         return 2, f"{error.name} is not installed (package): pip install {packages}"
     return 1, f"{text} ({type(error).__name__}): run again with --debug to see where"
+
+
+def is_out_of_memory(error):
+    """Whether an exception of Python, NumPy or torch means that there is too little memory."""
+    if isinstance(error, RuntimeError):
+        return re.search(NO_MEMORY, str(error)) is not None
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+
+
+# ---------------------------------------------------------------- signals
+
+
+class StopSignals:
+    """In the block of `with StopSignals() as stops:` SIGINT, SIGTERM and SIGHUP raise
+    KeyboardInterrupt. After stops.wait(), until stops.at_once(), they are only remembered: the last
+    one is `stops.number`."""
+
+    def __init__(self):
+        self.waiting = False
+        self.number = None
+        self.handlers = {}  # {signal: its handler before}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():  # no other can have handlers
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as by nohup
+                    self.handlers[number] = signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, *error):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def note(self, number, frame):
+        """The handler. It prints nothing, since the stream may be closed."""
+        self.number = number
+        if not self.waiting:
+            raise KeyboardInterrupt
+
+    def wait(self):
+        """Remember signals instead of raising."""
+        self.waiting = True
+
+    def at_once(self):
+        """Raise KeyboardInterrupt at a signal, and now if there was one."""
+        self.waiting = False
+        if self.number is not None:
+            raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -128,6 +129,14 @@ def memory_of(device):
     if not device.startswith("cuda"):
         return 0.0
     return torch.cuda.get_device_properties(device).total_memory / 1e9
+
+
+def memory_here():
+    """The memory of this machine in bytes, or of this container if that is less."""
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no such file, or the word max
+        here = min(here, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return here
 
 
 def find_ranks():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import early
-from common.errors import UserError, run
+from common.errors import UserError, printable, run
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start("extras.attention_map", "extras/attention_map.py", "sampling/settings.py")
@@ -25,7 +25,7 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 import torch
 from torch.nn import functional as F
 
-from common.configurator import NonNegativeInt, build, load
+from common.configurator import NonNegativeInt, PathName, build, load
 from common.files import write
 from sample import check_context, choose_device, is_run, open_weights
 from sampling.fast import make_fast
@@ -36,7 +36,7 @@ from sampling.settings import SampleConfig
 @dataclass
 class MapConfig:
     layer: NonNegativeInt = 0  # from 0
-    out: str = "map.png"  # the picture
+    out: PathName = "map.png"  # the picture
 
 
 def has_map(attn):
@@ -82,7 +82,7 @@ def panel(axes, weights, labels, size, step=1):
     style = dict(vmin=0, vmax=1, cmap="Blues", interpolation="none")
     image = axes.imshow(weights.numpy(), **style)
     ticks = range(0, len(weights), step)
-    shown = [label.replace("$", r"\$") for label in labels[::step]]
+    shown = [printable(label, figure=True) for label in labels[::step]]
     upright = all(len(label) == 1 for label in labels)
     font = dict(fontsize=size, family="monospace")
     axes.set_xticks(ticks, shown, rotation=0 if upright else 90, **font)
@@ -133,7 +133,7 @@ def picture(weights, labels, title):
         figure.get_layout_engine().set(w_pad=0.04, h_pad=0.04)
         figure.supylabel("the token that attends", fontsize=9)
         figure.supxlabel("the token it attends to", fontsize=9)
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(printable(title, figure=True), fontsize=10)
         figure.colorbar(image, ax=figure.axes, location="top", aspect=40, label="weight")
         dpi = max(60, min(130, 8000 / max(figure.get_size_inches())))
         file = io.BytesIO()

@@ -26,11 +26,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bench.ablation.tables import number
 from common import files
-from common.configurator import build, load
-from common.errors import UserError, run
+from common.configurator import PathName, build, load
+from common.errors import UserError, printable, run
 from parts.architectures import configure, without_effect
 from parts.costs import parameters
 from tokens.data import BITS_OF
@@ -49,7 +50,7 @@ EARLY = 0.2  # the share of a run whose losses may lie above the picture
 
 @dataclass
 class CompareConfig:
-    out: str = "compare.png"  # the picture
+    out: PathName = "compare.png"  # the picture
 
 
 @dataclass
@@ -171,6 +172,11 @@ def texts_of_losses(runs):
     return [f"{whole}, best of the tokens that each of its evaluations scored."]
 
 
+def safe(text):
+    """A text of a run as a cell of a table: without markup and control characters."""
+    return Text(printable(text))
+
+
 def tables(runs):
     """The rich tables of losses and costs, and of what differs."""
     heads = ("run", "final", "best", "bits/byte", "params", "seconds", "tokens/s")
@@ -185,13 +191,15 @@ def tables(runs):
             number(last.get("seconds"), ",.0f"),
             number(made.tokens_per_second, ",.0f"),
         ]
-        costs.add_row(made.name, *cells)
+        costs.add_row(safe(made.name), *cells)
 
     keys = differing(runs)
-    differences = Table("what differs", *keys.columns, box=None)
+    differences = Table("what differs", box=None)
+    for name in keys.columns:
+        differences.add_column(safe(name))
     for key, values in keys.iterrows():
         cells = ["" if pd.isna(value) is True else str(value) for value in values]
-        differences.add_row(key, *cells)
+        differences.add_row(safe(key), *map(safe, cells))
     return [costs, differences] if len(keys) else [costs]
 
 
@@ -203,7 +211,7 @@ def figure_of(runs, measure):
     top = pd.concat(late)[measure].max()
     for axes, (column, label) in zip(figure.subplots(1, len(AXES)), AXES.items(), strict=True):
         for made, curve in zip(runs, curves, strict=True):
-            axes.plot(curve[column], curve[measure], ".-", label=made.name)
+            axes.plot(curve[column], curve[measure], ".-", label=printable(made.name, figure=True))
         axes.set(xlabel=label, ylabel=MEASURES[measure])
         if math.isfinite(top):
             axes.set_ylim(top=top * 1.02)
@@ -247,7 +255,8 @@ def main(argv):
     for table in tables(runs):
         console.print(table)
     sentences += texts_of_losses(runs)
-    console.print("\n".join([*sentences, *remarks, config.out]), markup=False)
+    for line in [*sentences, *remarks, config.out]:
+        console.print(safe(line))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start("extras.compare_texts", "sampling/settings.py")
 
 from common.configurator import load
-from sample import build_config, choose_device, is_run, open_model, report, write_samples
-from sampling.prompts import read_prompts
+from sample import build_config, choose_device, is_run, numbered, open_model, report, write_samples
+from sampling.prompts import read_prompts, shown
 from sampling.settings import SampleConfig
 
 NARROWEST = 35  # cells of a column of text and its margin
@@ -33,7 +33,7 @@ def show_columns(titles, texts):
     width = shutil.get_terminal_size().columns
     if not sys.stdout.isatty() or width < len(texts) * NARROWEST:
         sections = zip(titles, texts, strict=True)
-        print("\n\n".join(f"{title}:\n{text}" for title, text in sections))
+        print("\n\n".join(f"{title}:\n{shown(text)}" for title, text in sections))
         return
     from rich import box
     from rich.console import Console
@@ -50,17 +50,17 @@ def show_columns(titles, texts):
 def write_side_by_side(opened, config):
     """Write every sample of every prompt with each of the opened models, and print them."""
     titles = [one.name for one in opened]
-    for i in range(len(opened[0].prompts)):
-        for number in range(config.num_samples):
-            samples = []
-            for _, model, tokenizer, prompts in opened:
-                samples += write_samples(model, tokenizer, [(prompts[i], number)], config)
-            if config.jsonl:
-                for title, sample in zip(titles, samples, strict=True):
-                    report(title, sample, config, streamed=False)
-            else:
-                show_columns(titles, [sample.prompt + sample.text for sample in samples])
-                print("---------------", flush=True)
+    wanted = [numbered(one.prompts, config.num_samples) for one in opened]
+    for group in zip(*wanted, strict=True):
+        samples = []
+        for one, prompt_and_number in zip(opened, group, strict=True):
+            samples += write_samples(one.model, one.tokenizer, [prompt_and_number], config)
+        if config.jsonl:
+            for title, sample in zip(titles, samples, strict=True):
+                report(title, sample, config, streamed=False)
+        else:
+            show_columns(titles, [sample.prompt + sample.text for sample in samples])
+            print("---------------", flush=True)
 
 
 def read(argv):

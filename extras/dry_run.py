@@ -172,7 +172,7 @@ def dry_run(run):
     }
     print("\nWhat this run would cost (the timed steps are discarded, nothing was written):")
     for name, text in rows.items():
-        print(f"  {name:<12} {text}")
+        print(errors.printable(f"  {name:<12} {text}"))
     return 0
 
 

@@ -20,8 +20,8 @@ import pandas as pd
 import torch
 
 from bench.ablation.measure import extrapolation
-from common.configurator import build, load
-from common.errors import UserError, run
+from common.configurator import PathName, build, load
+from common.errors import UserError, printable, run
 from common.runtime import set_up
 from parts.architectures import configure
 from parts.slots import ROPE_SCALING
@@ -37,7 +37,7 @@ TOKENS = 1 << 18  # read at each context, by each model
 @dataclass
 class ExtrapolateConfig:
     checkpoint: str = "latest"  # latest, best, or a step
-    data_dir: str = "data"
+    data_dir: PathName = "data"
     device: str = "auto"
 
 
@@ -60,7 +60,7 @@ def opened(outs, config, runtime):
         folder = checkpoint.find(out, config.checkpoint)
         step = checkpoint.step_of(folder)
         model, tokenizer, keys, _ = checkpoint.open_run(out, step, runtime.device)
-        runs.append(Scored(out, folder, keys, model))
+        runs.append(Scored(printable(out), folder, keys, model))
 
         block_size = model.config.block_size
         texts[keys["dataset"], block_size] = out

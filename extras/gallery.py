@@ -22,7 +22,7 @@ from matplotlib.patches import Circle
 
 from bench.ablation.figures import FAINT, MUTED, STYLE, saved
 from common import files
-from common.configurator import build, load
+from common.configurator import PathName, build, load
 from common.errors import UserError, run
 from model_llama import rotary, rotate
 from parts.cache import KVCache, visible
@@ -174,7 +174,7 @@ PICTURES = {"rope": rope, "alibi": alibi, "masks": masks}  # by the name of the 
 @dataclass
 class GalleryConfig:
     gpt2: str = ""  # the run folder of a GPT-2; empty: its attention is not drawn
-    llama: str = ""  # the run folder of a LLaMA
+    llama: PathName = ""  # the run folder of a LLaMA
     prompt: str = "To be, or not to be"  # over which their attention is drawn
 
 

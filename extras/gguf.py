@@ -12,7 +12,7 @@ from common import early
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start("extras.gguf", "extras/gguf.py")
 
-from common.configurator import build, load
+from common.configurator import PathName, build, load
 from common.errors import UserError, run
 from weights import families
 from weights.export import export_run
@@ -147,7 +147,7 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
 
 @dataclass
 class GgufConfig:
-    dest: str = ""  # the file to write; it must not exist yet
+    dest: PathName = ""  # the file to write; it must not exist yet
     checkpoint: str = "latest"  # latest, best, or a step
 
 

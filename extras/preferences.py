@@ -131,8 +131,8 @@ class Preferences(Pairs):
     unit = "preferences"
     answers_each = 2
 
-    def __init__(self, tokens, mask, block_size):
-        super().__init__(tokens, mask, block_size)
+    def __init__(self, tokens, mask, block_size, vocab_size=None):
+        super().__init__(tokens, mask, block_size, vocab_size)
         prompts = self.answers - self.starts
         if len(prompts) % 2 or (prompts[::2] != prompts[1::2]).any():
             raise UserError("the pairs are not two for each prompt", "data", "prepare them again")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from common.configurator import build, load
+from common.configurator import PathName, build, load
 from sample import check_context, choose_device, is_run, open_weights
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_text, show_cut
@@ -45,7 +45,7 @@ SHOWN = 4000  # coloured tokens at most; the numbers count all
 
 @dataclass
 class ScoreConfig:
-    text: str = ""  # a text file
+    text: PathName = ""  # a text file
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 import torch
 from torch.nn import functional as F
 
-from common.configurator import build, load
+from common.configurator import PathName, build, load
 from sample import (
     Step,
     build_config,
@@ -41,7 +41,7 @@ from weights.checkpoint import open_run
 
 @dataclass
 class SpeculativeConfig:
-    draft: str = "lookup"  # run folder of a smaller model, or lookup
+    draft: PathName = "lookup"  # run folder of a smaller model, or lookup
 
 
 class Lookup:

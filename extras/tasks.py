@@ -31,7 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 import prepare
-from common.configurator import NonNegativeInt, build, load
+from common.configurator import NonNegativeInt, PathName, build, load
 from common.errors import UserError, run
 from tokens import token_files
 from tokens.tokenizer import CharTokenizer
@@ -51,7 +51,7 @@ DIGITS = 5  # of a needle
 @dataclass
 class TaskConfig:
     seed: NonNegativeInt = 0  # of the samples
-    data_dir: str = "data"  # the folder of the datasets
+    data_dir: PathName = "data"  # the folder of the datasets
 
 
 # ---------------------------------------------------------------- samples

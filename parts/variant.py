@@ -43,7 +43,7 @@ class VariantConfig:
     # the size of the model
     block_size: PositiveInt = 1024  # context length, tokens
     vocab_size: PositiveInt = 50257
-    n_layer: PositiveInt = 12
+    n_layer: Annotated[int, Range(least=1, most=1000)] = 12
     n_head: PositiveInt = 12
     n_kv_head: PositiveInt | None = None  # heads of keys and values; None: n_head, 1: multi-query
     n_embd: PositiveInt = 768  # width of the model

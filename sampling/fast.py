@@ -32,6 +32,7 @@ from sampling.prompts import note
 # compile, so it pays from this number of tokens on. The choice does not depend on whether a
 # compiled step is on disk already, so that the same command always writes the same text.
 COMPILE_PAYS = 20_000
+POSITIONS = 1 << 17  # of LLaMA's angles in one table; a token after them is read the slower way
 
 # ---------------------------------------------------------------- fewer bytes: int8
 
@@ -123,10 +124,10 @@ def gather(model, columns):
     if isinstance(model, GPT):
         w["wpe"] = model.wpe.weight.detach()
     else:
-        pos = torch.arange(config.block_size, device=w["wte"].device)[None]
+        pos = torch.arange(min(config.block_size, POSITIONS), device=w["wte"].device)[None]
         cos, sin = rotary(pos, config.rope_theta, config.n_embd // config.n_head)
         pair = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
-        w["rope"] = torch.stack(pair, 3)[0, 0]  # (block_size, 2, D)
+        w["rope"] = torch.stack(pair, 3)[0, 0]  # (positions, 2, D)
     return w
 
 
@@ -284,7 +285,8 @@ class Fast(nn.Module):
     def forward(self, idx, targets=None, cache=None, last_only=False):
         # `step` reads a token after a prompt, without padding, while there are positions.
         single = idx.shape == (1, 1) and targets is None and cache is not None
-        single = single and cache.pad is None and 0 < cache.length < self.config.block_size
+        positions = min(self.config.block_size, POSITIONS)
+        single = single and cache.pad is None and 0 < cache.length < positions
         if not single:
             return self.model(idx, targets, cache=cache, last_only=last_only)
 

@@ -1,14 +1,25 @@
 """The prompts that a user gives, and what is printed beside the texts."""
 
+import os
 import shutil
 import sys
 
-from common.errors import UserError, folded
+from common.errors import UserError, folded, printable
 
 
 def note(text):
     """Print a line to stderr."""
     print(folded(text, 2, sys.stderr), file=sys.stderr, flush=True)
+
+
+def shown(text):
+    """A text of a model as stdout takes it: on a terminal, without what a terminal would obey."""
+    return printable(text, keep="\n\t") if sys.stdout.isatty() else text
+
+
+def show(text):
+    """Print a piece of a text while it is written."""
+    print(shown(text), end="", flush=True)
 
 
 def show_cut(lines):
@@ -39,7 +50,8 @@ def read_prompts(start, path=""):
             raise UserError("the file of prompts is empty", path, "write a prompt on each line")
         return text.removesuffix("\n").split("\n")
     if start.startswith("FILE:"):
-        return [read_text(start.removeprefix("FILE:"), "prompt", "check the path after FILE:")]
+        path = os.path.expanduser(start.removeprefix("FILE:"))
+        return [read_text(path, "prompt", "check the path after FILE:")]
     return [start]
 
 

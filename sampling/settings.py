@@ -7,6 +7,7 @@ from typing import Literal
 from common.configurator import (
     NonNegativeFloat,
     NonNegativeInt,
+    PathName,
     PositiveFloat,
     PositiveInt,
     Probability,
@@ -30,12 +31,12 @@ class SampleConfig:
         "device",
     )
     # the model
-    init_from: str = "resume"  # the run in out_dir; gpt2[-medium|-large|-xl], HF folder or name
-    out_dir: str = "out"  # the run folder
+    init_from: PathName = "resume"  # the run in out_dir; gpt2[-medium|-large|-xl], HF folder, name
+    out_dir: PathName = "out"  # the run folder
     checkpoint: str = "latest"  # latest, best, or a step
     # the prompt
     start: str = ""  # FILE:path reads it from a file; empty: a newline, or the end of a text
-    prompts: str = ""  # a file with a prompt on each line, continued as batches
+    prompts: PathName = ""  # a file with a prompt on each line, continued as batches
     skip_unknown: bool = False  # drop characters that are not in the vocabulary
     # the text
     num_samples: NonNegativeInt = 10  # of each prompt

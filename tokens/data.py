@@ -59,9 +59,11 @@ def open_split(folder, split, block_size):
     """The Text or Pairs of a split. Raises UserError if it holds nothing to learn within
     block_size, or preferences."""
     mask = token_files.load_mask(folder, split)
+    meta = token_files.load_meta(folder)
     if mask is None:
-        return Text(token_files.load_split(folder, split, block_size), block_size)
-    if "preferences" in token_files.load_meta(folder)["splits"][split]:
+        tokens = token_files.load_split(folder, split, block_size)
+        return Text(tokens, block_size, meta["vocab_size"])
+    if "preferences" in meta["splits"][split]:
         what = "this dataset holds preferences"
         fix = "give the same arguments to python -m extras.preferences"
         raise UserError(what, folder, fix)
@@ -71,7 +73,8 @@ def open_split(folder, split, block_size):
 def open_pairs(folder, split, block_size, kind):
     """The pairs of a split as a `kind`: Pairs, or a class that is made from the same."""
     mask = token_files.load_mask(folder, split)
-    pairs = kind(token_files.load_split(folder, split, 0), mask, block_size)
+    vocab_size = token_files.load_meta(folder)["vocab_size"]
+    pairs = kind(token_files.load_split(folder, split, 0), mask, block_size, vocab_size)
     if not len(pairs.starts):
         what = f"all answers of the {split} split begin beyond block_size={block_size:,}"
         raise UserError(what, folder, "choose a larger block_size, or shorter prompts")

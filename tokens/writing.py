@@ -33,6 +33,7 @@ MOST = 0.05  # of the tokens for test
 VAL = (0.05, 0.15)  # the range of the hashes of the documents in val
 FEW = 100_000  # documents whose sizes are kept in memory, to split them by size
 SAMPLE = 100_000  # characters that are encoded to estimate how many tokens the text has
+END_OF_TEXT = "<|endoftext|>"  # stands between the documents of some text files
 
 
 @dataclass
@@ -83,6 +84,8 @@ def survey(corpus):
     """The Survey of a Corpus. Raises UserError if there is nothing in it to learn."""
     facts = Survey()
     sha256 = hashlib.sha256()
+    marks = 0
+    seen = ""  # the piece, after the end of the one before: a mark may be cut in two
     bar = tqdm(total=corpus.size, desc="reading", unit="B", **BAR)
     for text in corpus.pieces():
         data = text.encode()
@@ -96,8 +99,16 @@ def survey(corpus):
         if len(facts.sample) < SAMPLE:
             facts.sample += text[:SAMPLE]
         bar.update(len(data))
+        if not corpus.documents:
+            seen = seen[1 - len(END_OF_TEXT) :] + text
+            marks += seen.count(END_OF_TEXT)
     bar.close()
 
+    if marks:
+        print(
+            f"  NOTE: {END_OF_TEXT} stands {marks:,} times in this text, and is learned letter by"
+        )
+        print("  letter. docs/your_text.md shows how to make a document of what stands between.")
     if len(facts.chars) < 2 or not "".join(facts.chars).strip():
         what = "the text is empty, blank, or one character alone"
         raise UserError(what, corpus.source, "choose a longer text")

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from common import files
-from common.errors import Failure, UserError, one_line
+from common.errors import Failure, UserError, one_line, printable
 from parts import moe
 from tokens.data import BITS_OF
 from weights import checkpoint
@@ -108,7 +108,7 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
         if checkpoint.steps(out_dir) and not resuming:
             aside = next_free(out_dir)
             out_dir.rename(aside)
-            print(f"the run that was in {out_dir} is now in {aside}")
+            print(printable(f"the run that was in {out_dir} is now in {aside}"))
             return open_out_dir(out_dir)
     except OSError as error:
         what = f"cannot write here: {error.strerror}"
@@ -224,7 +224,8 @@ def curves(rows, title, lines=()):
 def draw(rows, path, lines):
     """Draw the loss curves of some rows as a PNG. Without them a run goes on."""
     try:
-        curves(rows, Path(path).resolve().parent.name, lines).savefig(path, dpi=110)
+        name = printable(Path(path).resolve().parent.name, figure=True)
+        curves(rows, name, lines).savefig(path, dpi=110)
     except Exception as error:
         files.warn_once(f"no {path}: {one_line(error)}", about=path)
 

@@ -14,6 +14,7 @@ from common.configurator import (
     Given,
     NonNegativeFloat,
     NonNegativeInt,
+    PathName,
     PositiveFloat,
     PositiveInt,
     Words,
@@ -42,11 +43,11 @@ class TrainConfig:
     model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the base of a variant
     arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
     match: Literal["none", "params", "flops"] = "none"  # the cost that MLP width keeps equal
-    init_from: str = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder or name
+    init_from: PathName = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder or name
     # files
-    out_dir: str = "out"
+    out_dir: PathName = "out"
     overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
-    data_dir: str = "data"
+    data_dir: PathName = "data"
     dataset: str = "openwebtext"  # a folder in data_dir
     allow_data_change: bool = False  # resume although the data have changed
     # the batch

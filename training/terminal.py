@@ -10,13 +10,12 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from common import commands, files
 from common.commands import command
 from common.configurator import keys, load
-from common.errors import Failure, UserError
+from common.errors import Failure, UserError, is_out_of_memory, printable
 from parts.architectures import CORNERS, configure
 from parts.variant import VariantConfig
 from tokens.data import bits_per_byte
@@ -299,7 +298,7 @@ def closing_prompt(split, tokenizer):
 def print_next_commands(folder, config, given):
     """The checkpoint's folder, and commands that sample from it and train the other model."""
     out_dir = Path(config.out_dir)
-    print(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}")
+    print(printable(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}", keep="\n"))
     print(f"sample more:\n{command('sample.py', f'--out_dir={out_dir}')}")
     twin = twin_arguments(given)
     if twin:
@@ -349,7 +348,7 @@ def explained(run, save=None):
                 save(run)
                 print(f"saved step {run.step}: --init_from=resume continues from it")
         raise
-    except (FloatingPointError, RuntimeError) as error:
+    except (FloatingPointError, MemoryError, RuntimeError) as error:
         if isinstance(error, FloatingPointError) and save and run.runtime.main:
             note = {"step": run.step, "reason": str(error)}
             with suppress(Failure):  # a full disk
@@ -371,7 +370,7 @@ def explain(error, run):
     if isinstance(error, FloatingPointError):
         return Failure(text, good, "nothing of this step was kept; try a lower learning_rate")
 
-    if isinstance(error, torch.OutOfMemoryError) or "alloc_cpu" in text:
+    if is_out_of_memory(error):
         smaller = [n for n in range(1, config.batch_size) if config.batch_size % n == 0]
         fix = "choose a smaller block_size or model, or --activation_checkpointing"
         if smaller:

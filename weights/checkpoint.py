@@ -248,6 +248,10 @@ def flaw(folder):
     required = ("model.safetensors", "state.json", "config.json", "tokenizer.json")
     try:
         sums = files.parse_json(files.regular(folder / "checksums.json").read_bytes())
+        foreign = sums.keys() - {*required, "optimizer.safetensors"}
+        if foreign:
+            what = f"checksums.json names {checks.first_three(foreign)}, which a checkpoint lacks"
+            return what, folder / "checksums.json"
         for name, expected in (dict.fromkeys(required) | sums).items():
             actual = files.sha256_of(folder / name)
             if actual != expected:
@@ -256,7 +260,7 @@ def flaw(folder):
     except PermissionError as error:
         what = f"cannot read the checkpoint: {error.strerror}"
         raise UserError(what, error.filename, "ask its owner for permission") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"the checkpoint is not whole: {error}", folder
     return None
 

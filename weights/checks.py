@@ -7,19 +7,31 @@ the key or tensor.
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 
 from common.configurator import NonNegativeFloat, NonNegativeInt, PositiveInt, check, keys
-from common.errors import UserError, one_line
+from common.errors import Failure, UserError, is_out_of_memory, one_line
 from common.files import regular
-from parts.architectures import ARCH, CORNERS, configure, make
+from common.runtime import find_device, memory_here
+from parts.architectures import ARCH, CORNERS, MODEL_KEYS, configure, make
 from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
 
 FORMAT = 1  # version of the checkpoint folder; raised when older code can no longer read it
 FOREIGN = "choose another checkpoint: train.py did not write this one"
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
+MOST_DIMENSIONS = 8  # of a tensor
+# The keys beside those of a model that a run stores, the last three lines by earlier versions or by
+# the programs in extras/. Any other key may be a part of the model that this code does not know.
+RUN_KEYS = """
+    activation_checkpointing adam_rate allow_data_change batch_size beta1 beta2 compile data_dir
+    data_seed dataset device dtype eval_interval eval_only eval_tokens grad_clip
+    gradient_accumulation_steps init_from learning_rate log log_interval lr_decay_iters match
+    max_iters min_lr optimizer out_dir overwrite parallel schedule seed split versions warmup_iters
+    weight_decay
+    check data_alpha data_weights doctor dpo_beta dry_run objective
+    wandb_log wandb_project wandb_run_name
+""".split()  # noqa: SIM905
 
 
 # ---------------------------------------------------------------- JSON
@@ -58,8 +70,12 @@ def check_state(state, path):
 
 
 def check_config(config, path):
-    """Raise UserError unless the keys of the model in config.json have their declared types and
-    ranges and are compatible with each other."""
+    """Raise UserError unless config.json has keys of ours alone, and those of the model have their
+    declared types and ranges and are compatible with each other."""
+    unknown = config.keys() - MODEL_KEYS - {*RUN_KEYS}
+    if unknown:
+        what = f"unknown key {first_three(unknown)}"
+        raise UserError(what, path, "update this repo, or choose another checkpoint")
     kinds = keys(*(config_class for config_class, _ in CORNERS.values()), VariantConfig)
     kinds |= {"model": Literal[*CORNERS], "arch": Literal[*ARCH] | None}
     try:
@@ -83,13 +99,21 @@ def check_vocabulary(tokenizer, vocab_size, where, fix):
 def read_tensors(path, fix=FOREIGN, unread=None):
     """{name: tensor} of a safetensors file, all of them finite floating-point numbers. unread: a
     pattern of the names to leave out."""
+    tensors = {}
     try:
-        tensors = load_file(regular(path))
+        with safe_open(regular(path), "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                if unread and unread.search(name):
+                    continue
+                dimensions = len(file.get_slice(name).get_shape())
+                if dimensions > MOST_DIMENSIONS:  # torch needs minutes for 100,000
+                    raise ValueError(f"{name} has {dimensions} dimensions")
+                tensors[name] = file.get_tensor(name)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"cannot read this safetensors file: {why}", path, fix) from None
-    if unread:
-        tensors = {name: tensor for name, tensor in tensors.items() if not unread.search(name)}
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS and tensor.dim():  # a number alone may be a count
             what = f"{name} is of type {str(tensor.dtype).removeprefix('torch.')}"
@@ -127,17 +151,46 @@ def first_three(names):
 
 def check_fit(values, tensors, where, fix=FOREIGN):
     """Raise UserError unless the model that configure(values) describes has exactly these tensors
-    {name: tensor}. The model is built without memory, on the meta device."""
+    {name: tensor}, and Failure if they do not fit into memory."""
     try:
         config = configure(values)
         if config.n_layer > len(tensors):  # more layers than that would take long to build
             wrong = f"n_layer={config.n_layer}, but there are {len(tensors)} tensors"
         else:
-            with torch.device("meta"), NoInitialValues():
-                wrong = misfits(make(config), tensors)
-    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        wrong = f"no model has these sizes: {one_line(error)}"
+            model = without_memory(config)
+            wrong = misfits(model, tensors)
     except UserError as error:
         wrong = error.parts[0]
     if wrong:
         raise UserError(f"the weights do not fit the model: {wrong}", where, fix)
+    check_memory(model, 4)
+
+
+def without_memory(config):
+    """The model of a configuration on the meta device, where its tensors have shapes alone. Raises
+    UserError if no model has these sizes."""
+    try:
+        with torch.device("meta"), NoInitialValues():
+            return make(config)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        what = f"no model has these sizes: {one_line(error)}"
+        raise UserError(what, "the sizes of the model", "choose smaller ones") from None
+
+
+def check_size(config, device):
+    """Raise UserError if no model has the sizes of a configuration, and Failure if this machine
+    cannot train it: a CPU holds the weights, their gradients and a moment of each, or more."""
+    n_bytes = 12 if find_device(device) == "cpu" else 4
+    check_memory(without_memory(config), n_bytes)
+
+
+def check_memory(model, n_bytes):
+    """Raise Failure if this machine cannot hold n_bytes for each parameter of a model. Without this
+    check the system may end the process without a word. The model may be without memory."""
+    count = sum(p.numel() for p in model.parameters())
+    needed = n_bytes * count / 1e9
+    here = memory_here() / 1e9
+    if needed > here:
+        what = f"out of memory: {count:,} parameters need {needed:,.1f} GB, {here:,.1f} GB are here"
+        fix = "choose a smaller model: n_layer, n_embd, vocab_size"
+        raise Failure(what, "the sizes of the model", fix)

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from common.commands import command
-from common.configurator import build, load
-from common.errors import Failure, UserError, one_line, run
+from common.configurator import PathName, build, load
+from common.errors import Failure, UserError, one_line, printable, run
 from common.files import leftovers, partial, remedy, remove, share, sync
 from parts.architectures import ARCH, without_effect
 from weights.checkpoint import open_run
@@ -170,8 +170,8 @@ RENAMED = {"export": "leave it out; for a GGUF file: python -m extras.gguf RUN -
 
 @dataclass
 class ExportConfig:
-    out_dir: str = "out"  # the run folder
-    dest: str = ""  # the folder to write; it must not exist yet
+    out_dir: PathName = "out"  # the run folder
+    dest: PathName = ""  # the folder to write; it must not exist yet
     checkpoint: str = "latest"  # latest, best, or a step
 
 
@@ -240,7 +240,8 @@ def export_run(out_dir, checkpoint, dest, write=write_folder, kinds=tuple(FAMILI
     write_atomically(dest, write, theirs, tensors, tokenizer)
     name = theirs["architectures"][0]
     count = sum(tensor.numel() for tensor in tensors.values())
-    print(f"{dest}: the model after {state['step']} steps, as {name}, {count:,} parameters")
+    about = f"the model after {state['step']} steps, as {name}, {count:,} parameters"
+    print(printable(f"{dest}: {about}"))
 
 
 def main(argv):

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from common.configurator import PositiveFloat, PositiveInt, check
-from common.errors import UserError, one_line
+from common.errors import UserError, is_out_of_memory, one_line
 from common.files import read_json
 from parts.architectures import ARCH, CORNERS, configure, make, without_effect
 from parts.costs import NoInitialValues
@@ -32,8 +32,12 @@ from weights.tokenizers import from_tokenizer_json, read_marks
 GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 HUB = {name: f"openai-community/{name}" for name in GPT2_SIZES}
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"]
-FETCHED = ["model*.safetensors", *TOKENIZER]
+INDEX = "model.safetensors.index.json"
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapters.safetensors")
+FETCHED = ["model*.safetensors", INDEX, ADAPTERS[0], *TOKENIZER]
 
+# What torch.compile, DDP, FSDP and activation checkpointing put into a name.
+WRAPPERS = re.compile(r"\b(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 NULLABLE = ("sliding_window", "num_key_value_heads", "final_logit_softcapping")  # null: not absent
@@ -185,6 +189,11 @@ def split(family, values, stored, where):
     """{our name: tensor} from their tensors. Raises UserError if one is missing, has another shape,
     or has no place in our model."""
     left = with_prefix(family, stored)
+    names = {ours[0]: theirs for theirs, ours, _ in family.names}
+    wte = f"{names['wte']}.weight"
+    head = f"{names['lm_head']}.weight"
+    if values["tie_embeddings"] and wte not in left and head in left:
+        left[wte] = left.pop(head)  # a tied matrix may be stored under either name
     weights = {}
     missing = []
     for theirs, ours, layout in rows(family, values):
@@ -194,7 +203,9 @@ def split(family, values, stored, where):
             try:
                 joined = torch.stack(tensors) if "*" in theirs else tensors[0]
                 weights |= zip(ours, layout.split(joined, len(ours), values), strict=True)
-            except (RuntimeError, ValueError, TypeError, IndexError):
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                if is_out_of_memory(error):
+                    raise
                 what = f"{theirs} has a shape that does not fit, {tuple(tensors[0].shape)}"
                 raise UserError(what, where, UNFIT) from None
         elif ours != ["lm_head.weight"] or not values["tie_embeddings"]:
@@ -296,8 +307,15 @@ def read_folder(folder):
     # transformers 4 writes Mamba-2's limits with Infinity, which JSON does not have.
     config = read_json(folder / "config.json", DAMAGED, infinity=True)
     tensors = {}
+    places = {}
     for path in weight_files(folder):
-        tensors |= read_tensors(path, DAMAGED, unread=BUFFERS)
+        for name, tensor in read_tensors(path, DAMAGED, unread=BUFFERS).items():
+            name = WRAPPERS.sub("", name)
+            if name in tensors:
+                what = f"{name} is in {places[name]} and in {path.name}"
+                raise UserError(what, folder, "move the files of another model away")
+            tensors[name] = tensor
+            places[name] = path.name
     if not tensors:
         what = "this folder has no *.safetensors file"
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
@@ -308,7 +326,20 @@ def read_folder(folder):
 
 
 def weight_files(folder):
-    """The safetensors files of a folder: the whole model, else its shards, else all there are."""
+    """The safetensors files of a model: model.safetensors, else the shards that the index names,
+    else all there are. Raises UserError if an adapter changes the model."""
+    for name in ADAPTERS:
+        if (folder / name).exists():
+            fix = "merge it into the weights (peft: merge_and_unload), or move it away"
+            raise UserError(f"{name} is of an adapter, which changes the model", folder, fix)
+
+    index = folder / INDEX
+    if index.is_file() and not (folder / "model.safetensors").is_file():
+        shards = read_json(index, DAMAGED).get("weight_map")
+        named = [*shards.values()] if isinstance(shards, dict) else [None]
+        if not all(type(name) is str and Path(name).name == name for name in named):
+            raise UserError("its weight_map does not name files of this folder", index, DAMAGED)
+        return [folder / name for name in sorted({*named})]
     for pattern in ("model.safetensors", "model-*-of-*.safetensors", "*.safetensors"):
         paths = sorted(folder.glob(pattern))
         if paths:

@@ -74,7 +74,7 @@ def to_tokenizer_json(data):
         return data["tokenizer"]
     if data["kind"] == "char":  # each character is a word
         vocab = {char: i for i, char in enumerate(data["chars"])}
-        library = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+        library = Tokenizer(models.BPE(vocab, []))  # drops a character that is not there
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         library.decoder = decoders.Fuse()
         return json.loads(library.to_str())

@@ -31,10 +31,21 @@ class Arm:
     replicate: bool = False  # whether it is the second copy of the base
     # checks.py and identity.py fill in the rest.
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
-    match: dict | None = None  # {"kind", "mlp_width", "residual_percent"}: how it costs the same
+    #: {"kind", "mlp_width", "residual_percent", "adjusted": whether that width replaced another}
+    match: dict | None = None
     curve: float | None = None  # a point of the curve: the base at this multiple of its tokens
     config_hash: str = ""
     code_hash: str = ""
+
+
+def described(changes, match):
+    """The changes of an arm as a text, with the width of its MLP where matching set it."""
+    if match and match.get("adjusted"):
+        changes = changes | {"mlp_width": match["mlp_width"]}
+    texts = []
+    for key, value in changes.items():
+        texts.append(f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}")
+    return ", ".join(texts)
 
 
 # ---------------------------------------------------------------- designs

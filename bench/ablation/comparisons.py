@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from bench.ablation import rows, worth
-from bench.ablation.contrasts import contrast, failures, fisher, moments
+from bench.ablation.contrasts import compare, contrast, failures, finite, fisher, moments
 
 RESAMPLES = 1999  # of the bootstrap over the text
 LEAST_BLOCKS = 50  # of text, for an interval over it
@@ -26,14 +26,15 @@ NUMBERS = {  # the columns of judge's table that are nan where they are not know
     "low": "95 % interval of the difference",
     "high": "",
     "p": "of Welch's test of this comparison alone",
-    "p_looks": "of both tests, corrected for the looks",
-    "p_tie_looks": "of a tie, corrected for the looks",
-    "p_holm": "corrected for the looks and the family; it decides",
-    "p_tie": "of a tie, corrected for both",
+    "p_both": "of both tests, or of the runs that did not learn",
+    "p_holm": "the same, corrected for the family; it decides",
+    "p_tie": "of a tie, corrected for the family",
     "test": "difference on the test split, with its interval",
     "test_low": "",
     "test_high": "",
-    "more_seeds": "further runs that may decide an undecided arm; inf over MOST_SEEDS",
+    "test_p": "of both tests there",
+    "test_p_holm": "the same, corrected for the family",
+    "seeds_to_decide": "seeds that may decide an undecided arm; inf over MOST_SEEDS",
     "text_low": "95 % interval of the difference over the text",
     "text_high": "",
     "worth": "multiple of the base's tokens; inf above the curve, 0 below it",
@@ -80,21 +81,9 @@ def losses_of(runs):
     return {arm: group.droplevel("arm") for arm, group in by_arm}
 
 
-def pick(losses, arms, seeds=None):
-    """The losses [n] of some arms, of all seeds or of {arm: [seed]}; empty where one of the arms
-    has not reached a look."""
-    if seeds is not None and not all(arm in seeds for arm in arms):
-        return np.empty(0)
-    groups = [np.empty(0)]
-    for arm in arms:
-        if arm in losses:
-            values = losses[arm]
-            groups.append(values if seeds is None else values[values.index.isin(seeds[arm])])
-    return np.concatenate(groups)
-
-
-def finite(values):
-    return values[np.isfinite(values)]
+def pick(losses, arms):
+    """The losses [n] of some arms."""
+    return np.concatenate([np.empty(0), *(losses[arm] for arm in arms if arm in losses)])
 
 
 def description(row, runs, losses, curve, plan, pooled):
@@ -151,7 +140,12 @@ def on_test_split(runs, groups):
     if not all(map(len, losses)):
         return {}
     found = contrast(losses).columns()
-    return {"test": found["difference"], "test_low": found["low"], "test_high": found["high"]}
+    return {
+        "test": found["difference"],
+        "test_low": found["low"],
+        "test_high": found["high"],
+        "test_p": float(compare(losses, math.nan)[0]),
+    }
 
 
 def learned(runs):

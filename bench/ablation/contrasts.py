@@ -3,7 +3,7 @@ The tests behind a verdict, on arrays: of the losses [runs] of one sweep, or [ru
 simulated sweeps at once.
 
 A contrast of two groups of runs, Fisher's test of the runs that did not learn, Holm's correction,
-and the verdicts of a family over its looks. comparisons.py lists the groups.
+and the verdicts of a family. comparisons.py lists the groups.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from bench.ablation.looks import ALPHA
+ALPHA = 0.05  # the error of a whole sweep
 
 
 class Contrast(NamedTuple):
@@ -84,6 +84,10 @@ def moments(group):
         return n, mean, np.where(n > 1, squares.sum(0) / (n - 1), math.nan)
 
 
+def finite(values):
+    return values[np.isfinite(values)]
+
+
 def pooled_variance(groups):
     """(variance, degrees of freedom) within groups, each [n, ...]. With few runs, a screening finds
     with it what Welch's test cannot; the simulation shows its error where variances differ."""
@@ -146,41 +150,18 @@ def holm(p, family=0):
     return np.take_along_axis(np.minimum(corrected, 1), np.argsort(order, -1), -1)
 
 
-def family_verdicts(p, p_tie, difference, shares, tie_shares=None, family=0):
-    """The verdicts of a family of comparisons. p, p_tie and difference are [looks, ..., family],
-    not corrected, with p = 1 where a comparison has not reached a look; shares [looks], for ties
-    tie_shares. The last look is at all data, with a share of 0 unless it was declared.
+def family_verdicts(p, p_tie, difference, family=0):
+    """The verdicts of a family of comparisons. p, p_tie and difference are [..., family], not
+    corrected, with p = 1 where a comparison has too few runs.
 
     verdicts.decided calls this. Then it turns "worse" into "fails k of n" if runs did not learn,
     and verdicts.explanation withdraws verdicts whose runs are missing.
 
-    Returns a dict of arrays [..., family]: verdict, seen (the verdict of a look, also where it no
-    longer stands), and the p-values of a difference and of a tie, corrected for the looks (p_looks,
-    p_tie_looks) and for the family, too (p_holm, p_tie)."""
-    by_look = over_share(p, shares)
-    p_looks = by_look.min(0)
-    p_tie_looks = over_share(p_tie, tie_shares or shares).min(0)
-    p_holm = holm(p_looks, family)
-    p_tie_holm = holm(p_tie_looks, family)
-
+    Returns a dict of arrays [..., family]: verdict, and the p-values of a difference and of a tie,
+    corrected for the family (p_holm, p_tie)."""
+    p_holm = holm(p, family)
+    p_tie_holm = holm(p_tie, family)
     differs = p_holm <= ALPHA
-    ties = p_tie_holm <= ALPHA
-    # The difference at the look that decided.
-    then = np.take_along_axis(np.asarray(difference), by_look.argmin(0)[None], 0)[0]
-    seen = np.select([differs & (then < 0), differs, ties], ["better", "worse", "tie"], "undecided")
-    stands = np.where(differs, (p[-1] <= ALPHA) & (difference[-1] * then > 0), p_tie[-1] <= ALPHA)
-    return {
-        "verdict": np.where(stands, seen, "undecided"),
-        "seen": seen,
-        "p_looks": p_looks,
-        "p_tie_looks": p_tie_looks,
-        "p_holm": p_holm,
-        "p_tie": p_tie_holm,
-    }
-
-
-def over_share(p, shares):
-    """p-values [looks, ...] at the level of their looks' shares; 1 where a share is 0."""
-    shares = np.reshape(shares, (-1,) + (1,) * (np.ndim(p) - 1))
-    with np.errstate(all="ignore"):
-        return np.where(shares > 0, np.minimum(p / shares, 1), 1.0)
+    cases = [differs & (difference < 0), differs, p_tie_holm <= ALPHA]
+    verdict = np.select(cases, ["better", "worse", "tie"], "undecided")
+    return {"verdict": verdict, "p_holm": p_holm, "p_tie": p_tie_holm}

@@ -1,6 +1,6 @@
 """The figures of a report: a function takes a Section and returns a matplotlib Figure, or None
 where the sweep lacks the data. report.py has their titles and captions. An arm keeps its
-colour, mark and dash in all figures of a sweep.
+colour, mark and dash in all figures of a sweep, and a part in all figures of the page.
 """
 
 import io
@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from bench.ablation.tables import contexts, known, multiple, short, sign_of, sign_on_test, signed
+from bench.ablation.tables import contexts, known, signed
+from common.errors import printable
 
 INK = "#1c2128"
 MUTED = "#57606a"
@@ -32,11 +33,10 @@ MARKS = {  # of a verdict; others get OPEN_MARK
     "larger than the noise": ("D", BLUE),
 }
 OPEN_MARK = ("o", GREY)
-ARROW = {"arrowstyle": "->", "color": MUTED, "linewidth": 1}
-TICKS = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)  # of an axis of multiples
 NAMES = {"muon": "Muon", "adamw": "AdamW", "python_source": "Python"}  # of optimizers and texts
 WIDTH = 5.6  # inches, of a figure
 COLUMNS = 3  # of small panels
+LINEAR = 0.01  # nats: below this the axis of longer contexts is linear
 BAND = {"alpha": 0.13, "linewidth": 0}
 LOSS = "validation loss, nats per token"
 STYLE = matplotlib.rc_params_from_file(
@@ -77,7 +77,8 @@ def style_of(section, arm):
         return {"color": GREY, "linewidth": 2, "marker": "o"}
     if section.is_replicate(arm):
         return {"color": GREY, "linewidth": 1.4, "marker": "o", "linestyle": "--"}
-    return style_at(section.arms.index(arm) - 1)
+    place = section.arms.index(arm) - 1
+    return style_at((section.places or {}).get(arm, place))
 
 
 def legend(figure, section, shown, **style):
@@ -118,7 +119,7 @@ def forest(section, shown=None):
         return None
     own_heading = "own rate" if section.is_tuned else ""
     heads = (own_heading, "base's rate")
-    shared = [section.at_shared_rate(row) for row in rows]
+    shared = [(section.at_shared_rate(row), math.nan, math.nan) for row in rows]
     figure, axes = differences(rows, shared, heads, share=0.8)
     margin = section.facts.margin
     if known(margin):
@@ -127,13 +128,13 @@ def forest(section, shown=None):
 
 
 def differences(rows, others, heads, share):
-    """(Figure, axes) of the differences of rows of verdicts, each joined to another number. The
-    edges are at three times the difference below which this share of the rows is."""
+    """(Figure, axes) of the differences of rows of verdicts, each joined to another number with its
+    interval. The edges are at three times the difference below which this share of the rows is."""
     values = [(row["difference"], row["low"], row["high"]) for row in rows]
     texts = []
     for row, other in zip(rows, others, strict=True):
         own = signed(row["difference"], 3) if heads[0] else ""
-        texts.append((own, signed(other, 3)))
+        texts.append((own, signed(other[0], 3)))
     edge = 3 * np.quantile(np.abs([row["difference"] for row in rows]), share) + 1e-9
     values = np.column_stack([values, np.clip(others, -edge, edge)])
     figure, axes = dots(rows, values, texts, heads, (-edge, edge))
@@ -144,8 +145,9 @@ def differences(rows, others, heads, share):
 
 
 def dots(rows, values, texts, heads, ends):
-    """(Figure, axes) with a row for each row of verdicts. values [rows, 4]: the marked number, its
-    interval, and the number joined to it, within two ends; texts: two numbers at the right."""
+    """(Figure, axes) with a row for each row of verdicts. values [rows, 6]: the marked number and
+    its interval, then the number joined to it and its interval (nan: none), within two ends; texts:
+    two numbers at the right."""
     figure = Figure(figsize=(WIDTH, 1.2 + 0.27 * len(rows)))
     axes = figure.subplots()
     for place, (row, numbers) in enumerate(zip(rows, values, strict=True)):
@@ -157,6 +159,7 @@ def dots(rows, values, texts, heads, ends):
         value, low, high = np.clip(numbers[:3], *ends)
         other = numbers[3]
         axes.plot([value, other], [place, place], ":", color=MUTED, linewidth=1.2)
+        axes.plot(np.clip(numbers[4:], *ends), [place + 0.2] * 2, color=MUTED, linewidth=1.2)
         axes.plot(other, place, "D", color=MUTED, markerfacecolor="white", markersize=4)
         axes.plot([low, high], [place, place], color=color, linewidth=2.2, solid_capstyle="round")
         inside = color if row["verdict"] in MARKS else "white"
@@ -166,7 +169,7 @@ def dots(rows, values, texts, heads, ends):
             style = {"color": color, "fontsize": 8.5, "va": "center", "ha": "right"}
             axes.text(x, place, text, transform=axes.get_yaxis_transform(), **style)
     axes.set(ylim=(len(rows) - 0.4, -0.6))
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axes.set_yticks(range(len(rows)), [printable(row["name"], figure=True) for row in rows])
     axes.grid(axis="y", visible=False)
     return figure, axes
 
@@ -232,7 +235,7 @@ def band(axes, steps, mean, half, style):
 
 def learning_rates(section, arms=None):
     """Mean loss of the runs that chose the rates, on the half of the text that is not reported; a
-    dot is a single run, a ring the chosen rate. Grey: the base, or its replicate."""
+    dot is a single run, a ring the chosen rate. Grey: the base, or base again."""
     tuned = section.tuned
     by_arm = {arm: tuned[tuned["arm"] == arm] for arm in arms or section.arms}
     varied = {arm: runs for arm, runs in by_arm.items() if runs["rate"].nunique() > 1}
@@ -269,152 +272,28 @@ def rate_line(axes, section, arm, color):
 
 
 def extrapolation(section, arms=None):
-    """Mean loss with 1 to 8 times the training context, on the same target tokens, with a 95 %
-    interval over the text. Dotted: only the last training context is visible."""
+    """Mean loss with 1 to 8 times the training context, minus the loss on the same target tokens
+    where only the last training context is visible. Below zero a longer context helps; the axis is
+    logarithmic beyond the two lines next to zero."""
     losses = {arm: contexts(section, arm) for arm in arms or section.arms}
     shown = [arm for arm, by_times in losses.items() if len(by_times) > 1]
     if len(shown) < 2:
         return None
     figure = Figure(figsize=(WIDTH, 4.0))
     axes = figure.subplots()
+    axes.axhline(0, color=INK, linewidth=0.8)
     for arm in shown:
-        style = style_of(section, arm)
         times = sorted(losses[arm], key=int)
-        mean, low, high, window = np.array([losses[arm][k] for k in times]).T
-        places = [int(k) for k in times]
-        axes.plot(places, mean, **style | {"markersize": 5, "linestyle": "-"})
-        axes.fill_between(places, low, high, color=style["color"], **BAND)
-        axes.plot(places, window, ":", color=style["color"], linewidth=1.2)
+        mean, _, _, window = np.array([losses[arm][k] for k in times]).T
+        style = style_of(section, arm) | {"markersize": 5, "linestyle": "-"}
+        axes.plot([int(k) for k in times], mean - window, **style)
     ticks = sorted({int(k) for arm in shown for k in losses[arm]})
     log_axis(axes, ticks, [f"{k}×" for k in ticks])
-    axes.set(xlabel="context, times the training context", ylabel="loss, nats per token")
+    axes.set_yscale("symlog", linthresh=LINEAR)
+    axes.set(xlabel="context, times the training context", ylabel="change, nats per token")
+    low, high = axes.get_ylim()
+    ticks = [0, *(sign * 10**k * LINEAR for k in range(3) for sign in (-1, 1))]
+    axes.set_yticks([tick for tick in ticks if low <= tick <= high])
+    axes.yaxis.set_major_formatter("{x:g}")
     legend(figure, section, shown, linestyle="-")
     return figure
-
-
-# ---------------------------------------------------------------- only on the page
-
-
-def example(section, arm):
-    """The worth of one arm, as it is read off the base's curve."""
-    (row,) = [row for row in section.verdicts.to_dict("records") if row["arm"] == arm]
-    curve = section.curve
-    loss = row["val_loss_report"]
-    worth = row["worth"]
-    if not (curve and known(worth)):
-        return None
-    figure = Figure(figsize=(WIDTH, 3.6))
-    axes = figure.subplots()
-    axes.plot(curve.grid, [curve.loss_at(k) for k in curve.grid], color=GREY, linewidth=1.6)
-    for k, mean, se, _ in curve.points:
-        axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
-    yardsticks(axes, section)
-    runs = section.reported(arm)["val_loss_report"]
-    axes.plot(np.full(len(runs), 1), runs, ".", color=GREEN, alpha=0.6)
-    bottom, top = axes.get_ylim()
-    axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=GREEN, linewidth=1.2)
-    axes.plot(worth, loss, "o", color=GREEN, markersize=7)
-    log_axis(axes, curve.multiples, [f"{k:g}×" for k in curve.multiples])
-    xlabel = "training tokens of the base (1×: as many as each part has)"
-    axes.set(xlabel=xlabel, ylabel=LOSS, ylim=(bottom, top))
-
-    few = 1.6 * curve.multiples[0]
-    notes = (  # (text, its place, the point that it is about)
-        ("1. The base, trained\non fewer and more tokens", 0.5, 0.85, (few, curve.loss_at(few))),
-        (f"2. Each dot is a run\nwith {row['name']}", 0.4, 0.12, (0.98, loss)),
-        ("3. The base reaches\ntheir mean here", 1.6, 0.29, (worth, loss)),
-        (f"4. {multiple(row)} × the tokens", 0.8, 0.04, (worth, bottom)),
-    )
-    for text, x, y, point in notes:
-        place = x, bottom + y * (top - bottom)
-        arrow = ARROW if y > 0.1 else None
-        axes.annotate(text, point, place, arrowprops=arrow, ha="center", va="center", fontsize=9)
-    return figure
-
-
-def worths(section, rows):
-    """The worth of each part in tokens, with its interval, and in time."""
-    rows = [row | {"ends": section.time_ends(row["arm"])} for row in rows]
-    return worths_beside(rows, rows, "worth_time", ("tokens", "time"), section.curve_ends)
-
-
-def worths_beside(rows, others, key, heads, ends, title=""):
-    """The worth of each part in tokens, with its interval, and `key` of other rows beside it. These
-    may have `ends` of their own."""
-    shown = []
-    values = []
-    texts = []
-    for row, other in zip(rows, others, strict=True):
-        if not math.isnan(row["worth"]):
-            other_ends = other.get("ends", ends)
-            beside = np.clip(other[key], *other_ends)
-            shown.append(row)
-            values.append([row["worth"], row["worth_low"], row["worth_high"], beside])
-            other_text = multiple(other, key, other_ends).split()[0]
-            texts.append((multiple(row, ends=ends).split()[0], other_text))
-    if not shown:
-        return None
-    figure, axes = dots(shown, values, texts, heads, ends)
-    axes.axvline(1, color=INK, linewidth=0.8)
-    ticks = [k for k in TICKS if axes.get_xlim()[0] <= k <= axes.get_xlim()[1]]
-    log_axis(axes, ticks, [f"{k:g}×" for k in ticks])
-    axes.set(xlabel="worth, times the base (right is better)")
-    axes.set_title(title, fontsize=9, loc="left")
-    return figure
-
-
-def agreement(section, other):
-    """The worth of each part in one base beside its worth in another base, of another size, text or
-    optimizer; the decisions that the other base shows, and the rank correlation of differences."""
-    there = {row["arm"]: row for row in other.swaps if row["n"] > 1 and known(row["difference"])}
-    rows = [row for row in section.swaps if row["arm"] in there and known(row["difference"])]
-    others = [there[row["arm"]] | {"ends": other.curve_ends} for row in rows]
-    if len(rows) < 3:
-        return None
-    decided = []  # 1: the other base agrees, -1: it contradicts, 0: it is undecided
-    added = 0
-    for row, beside in zip(rows, others, strict=True):
-        own_sign = sign_of(row)
-        other_sign = sign_of(beside) or 0
-        if own_sign:
-            decided.append(own_sign * other_sign)
-        elif other_sign:
-            added += 1
-    heads = [short(s.cost(s.plan["base"], "parameters")) for s in (section, other)]
-    for kind, key in (("base_values", "optimizer"), ("data", "dataset")):
-        words = [section.plan[kind][key], other.plan[kind][key]]
-        if words[0] != words[1]:
-            heads = [NAMES.get(word, word) for word in words]
-    title = (
-        f"Of {len(decided)} decisions of {heads[0]}, {heads[1]} agrees with {decided.count(1)}\n"
-        f"and contradicts {decided.count(-1)}. It adds {added} of its own.\n"
-    )
-    title += rank_correlation(
-        [row["difference"] for row in rows], [row["difference"] for row in others]
-    )
-    return worths_beside(rows, others, "worth", heads, section.curve_ends, title)
-
-
-def on_test_split(rows):
-    """The decided differences of rows of verdicts, beside those on the test split."""
-    rows = [row for row in rows if sign_of(row) and sign_on_test(row) is not None]
-    if len(rows) < 3:
-        return None
-    tests = [row["test"] for row in rows]
-    figure, axes = differences(rows, tests, ("validation", "test"), share=0.5)
-    agree = [sign_of(row) * sign_on_test(row) for row in rows]
-    title = (
-        f"Of {len(rows)} differences on the validation plays, the test plays\n"
-        f"show {agree.count(1)}, do not show {agree.count(0)}, and contradict {agree.count(-1)}.\n"
-    )
-    title += rank_correlation([row["difference"] for row in rows], tests)
-    axes.set_title(title, fontsize=9, loc="left")
-    return figure
-
-
-def rank_correlation(first, second):
-    """Spearman's correlation as text; of ten parts or more with Fisher's 95 % interval."""
-    result = stats.pearsonr(stats.rankdata(first), stats.rankdata(second))
-    low, high = result.confidence_interval()
-    ends = f" [{low:.2f}, {high:.2f}]" if len(first) >= 10 else f" of {len(first)} parts"
-    return f"Rank correlation {result.statistic:.2f}{ends}.".replace("-", "\u2212")

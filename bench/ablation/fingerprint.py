@@ -27,7 +27,7 @@ import torch
 
 import train
 from bench.ablation import identity
-from common.errors import UserError, run
+from common.errors import UserError, printable, run
 from common.runtime import set_up
 from tokens.token_files import TokenFile, dtype_name, write_meta
 from tokens.tokenizer import CharTokenizer
@@ -284,7 +284,7 @@ def main(argv):
             if changed:
                 stale += 1
             outcome = "; ".join(changed) or "fresh"
-            print(f"{folder}: {line['arm']}: {outcome}", flush=True)
+            print(printable(f"{folder}: {line['arm']}: {outcome}"), flush=True)
         if "--form" in argv:
             identity.store(folder, lines)
     return int(stale > 0)

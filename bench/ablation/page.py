@@ -1,81 +1,176 @@
-"""The page of the answer: a row for each part, from the sweeps of the shelves.
+"""The page of the answer: a row for each part, over the settings in which it was measured.
 
-A shelf is the sweep of all parts in one base, and has columns: the same arms at another size, on
-another text, or with AdamW. config/answer/page.py names the arms that put a part into a base or
-take it out, and what others published. All numbers come from the sweeps, all sentences from the
-templates. A screening, and a sweep whose base ends above the trigrams, are kept off the table.
+A setting is one sweep: a text, a size, an optimizer and a base. config/answer/page.py names the
+settings, the arms that put a part into a base or take it out, and what others published. Every
+number here is of the part, the model with it beside the model without it, whichever of the two is
+the base. All numbers come from the sweeps, all sentences from the templates.
 """
 
+import math
 import os
 from dataclasses import dataclass, replace
 
 import matplotlib
 import numpy as np
 
-from bench.ablation import figures, report, tables, verdicts
+from bench.ablation import effects, figures, page_figures, page_tables, predictions, report, tables
 from bench.ablation.caveats import replicate_differs
+from bench.ablation.comparisons import TEST
+from bench.ablation.worth import TOKENS_OF_A_MARGIN, Z
 from common.files import write as write_file
 
-BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
-HERE = ""  # the column of a shelf itself, beside the columns of config/answer/page.py
+BASES = {"llama": "LLaMA", "gpt2": "GPT-2"}
+WORDS = {"better": "helps", "worse": "hurts", "tie": "no difference"}
+OPPOSITE = {"better": "worse", "worse": "better"}
 
 
-# ---------------------------------------------------------------- the estimates of a part
+# ---------------------------------------------------------------- a part in one setting
+
+
+@dataclass
+class Setting:
+    """One sweep."""
+
+    folder: str  # below the page's
+    base: str
+    name: str
+    section: report.Section
+
+    @property
+    def base_name(self):
+        return BASES[self.base]
+
+    @property
+    def admitted(self):
+        """Whether its base has learned: it ends below the trigrams of its text."""
+        return not self.section.facts.above_trigrams
 
 
 @dataclass
 class Estimate:
-    """The result of one sweep for a part, which an arm puts into the base or takes out of it."""
+    """What one setting says about a part, which an arm puts into the base or takes out of it."""
 
     part: str
-    base: str
-    column: str
-    section: report.Section
-    row: dict  # of the verdicts, with a badge
-    taken_out: bool  # the arm takes the part out of the base
+    setting: Setting
+    arm: dict  # the row of the arm's verdict
+    taken_out: bool
+
+    def __post_init__(self):
+        self.row = of_part(self.arm) if self.taken_out else self.arm
+        self.ends = self.setting.section.curve_ends
+        if self.taken_out:
+            self.ends = 1 / self.ends[::-1]
 
     @property
-    def sign(self):
-        """1, 0, -1: the part helps, makes no difference, hurts; None: undecided."""
-        sign = tables.sign_of(self.row)
-        return -sign if sign and self.taken_out else sign
+    def word(self):
+        """What the part does in this setting, by the verdict on its arm."""
+        verdict = self.row["verdict"]
+        if verdict.startswith("fails"):
+            return f"{verdict} without it" if self.taken_out else verdict
+        if verdict == "larger than the noise":
+            verdict = "better" if self.row["difference"] < 0 else "worse"
+        return WORDS.get(verdict, verdict)
 
-    def ratio(self, key, of_part=True):
-        """The cost with the part over the cost without it, or else the cost of the arm over the
-        cost of the base; nan if unknown."""
-        arm = self.section.cost(self.row["arm"], key)
-        base = self.section.cost(self.row["against"], key)
-        return base / arm if self.taken_out and of_part else arm / base
+    def ratio(self, key):
+        """The cost with the part over the cost without it; nan if unknown."""
+        section = self.setting.section
+        arm = section.cost(self.arm["arm"], key)
+        base = section.cost(self.arm["against"], key)
+        return base / arm if self.taken_out else arm / base
 
     def worth(self):
-        """(worth × tokens, low, high) within the curve of the base; None if it is not known."""
-        worth = [self.row["worth"], self.row["worth_low"], self.row["worth_high"]]
-        if np.isnan(worth[0]):
-            return None
-        return np.clip(worth, *self.section.curve_ends).tolist()
+        """The worth in tokens with its interval, as a text."""
+        text = tables.multiple(self.row, ends=self.ends)
+        return text.replace(" [", " × [") if "[" in text else text
 
-    def training(self):
-        """[("base" or "part", [(step, mean loss)])] during training."""
-        lines = []
-        for kind, arm in (("base", self.row["against"]), ("part", self.row["arm"])):
-            runs = figures.curves_of(self.section, arm)
-            steps = figures.late_steps(runs, 0) if runs else []
-            if len(steps):
-                losses = figures.mean_at(runs, steps)[0].tolist()
-                lines.append((kind, list(zip(steps.astype(int).tolist(), losses, strict=True))))
-        return lines
+    def worth_in_time(self):
+        """The worth in time, as a text."""
+        ends = self.ends / self.ratio("step_ratio")
+        return tables.multiple(self.row, "worth_time", ends).split(" [")[0]
+
+    def bar(self):
+        """(worth, low, high) within the curve of the base; None if it is not known."""
+        values = [self.row[key] for key in ("worth", "worth_low", "worth_high")]
+        return None if np.isnan(values[0]) else np.clip(values, *self.ends).tolist()
+
+    @property
+    def known(self):
+        return self.bar() is not None
+
+    @property
+    def log_bar(self):
+        """The logs of `bar`, for the figure of a card."""
+        return np.log(self.bar()).tolist()
+
+    def log_worth(self):
+        """The row of a table for effects.fit: the log of the worth, its standard error, and whether
+        it lies beyond the end of the curve, as it does where no run learned; None if it is not
+        known."""
+        low, high = self.ends
+        worth = self.row["worth"]
+        fails = self.word.startswith("fails")
+        if fails and math.isnan(worth):
+            worth = high if self.taken_out else low
+        if math.isnan(worth):
+            return None
+        censored = int(worth >= high) - int(worth <= low)
+        if fails:
+            censored = 1 if self.taken_out else -1
+        worth = np.clip(worth, low, high)
+        bounds = np.array([self.row["worth_low"], self.row["worth_high"]])
+        inside = bounds[(bounds > low) & (bounds < high)]
+        distances = np.abs(np.log(inside / worth)) / Z
+        se = distances.mean() if len(inside) else abs(self.row["se"]) / self.fall()
+        if math.isnan(se):
+            se = TOKENS_OF_A_MARGIN  # one run, or none that learned
+        return {
+            "part": self.part,
+            "setting": self.setting.name,
+            "log_worth": float(np.log(worth)),
+            "se": float(se),
+            "censored": censored,
+        }
+
+    def fall(self):
+        """The nats that the base's loss falls by while its tokens grow e-fold, over its curve."""
+        points = self.setting.section.curve.points
+        return (points[0][1] - points[-1][1]) / math.log(points[-1][0] / points[0][0])
 
     def rates(self):
         """[("base" or "part", [(log2 of the rate, mean loss)])] of the runs that chose rates."""
-        tuned = self.section.tuned
+        section = self.setting.section
         lines = []
-        for arm in [*filter(self.section.is_replicate, self.section.arms), self.row["arm"]]:
-            means = tuned[tuned["arm"] == arm].groupby("rate")["val_loss_tune"].mean()
-            kind = "part" if arm == self.row["arm"] else "base"
+        for arm in [*filter(section.is_replicate, section.arms), self.arm["arm"]]:
+            runs = section.tuned[section.tuned["arm"] == arm]
+            means = runs.groupby("rate")["val_loss_tune"].mean()
+            kind = "base" if section.is_replicate(arm) else "part"
+            if self.taken_out:
+                kind = {"base": "part", "part": "base"}[kind]
             points = list(zip(np.log2(means.index).tolist(), means.tolist(), strict=True))
             if len(points) > 1:
                 lines.append((kind, points))
         return lines
+
+
+def of_part(arm):
+    """The row of a verdict on an arm that takes a part out, as it is for the part: differences with
+    the other sign, worths as their reciprocals."""
+    row = dict(arm)
+    row["verdict"] = OPPOSITE.get(arm["verdict"], arm["verdict"])
+    for value, low, high in (("difference", "low", "high"), TEST):
+        row |= {value: -arm[value], low: -arm[high], high: -arm[low]}
+    for key in ("worth", "worth_time"):
+        low, high = f"{key}_low", f"{key}_high"
+        row |= {key: over(arm[key]), low: over(arm[high]), high: over(arm[low])}
+    return row
+
+
+def over(value):
+    """1 / value, of 0 and inf as well."""
+    return math.inf if value == 0 else 1 / value
+
+
+# ---------------------------------------------------------------- a part
 
 
 @dataclass
@@ -84,24 +179,25 @@ class Part:
 
     name: str
     swap: str
-    published: list  # of claims: (text, how it stands beside ours, source, address)
-    estimates: dict  # (base, column) -> Estimate
+    estimates: list  # of Estimate, in the order of the settings
+    claims: list  # (text, effect on the loss, source, address)
+    published: float | None  # worth in tokens
+    effect: effects.Effect | None = None  # over the settings that the model is about
 
-    def at(self, base, column=HERE):
-        return self.estimates.get((base, column))
-
-    def first(self, column=HERE):
-        """The estimate in GPT-2, or else in LLaMA; None if there is none."""
-        return self.at("gpt2", column) or self.at("llama", column)
-
-    @property
-    def signs(self):
-        """{base: 1, 0, -1 or None} of the bases in which it was measured."""
-        return {base: self.at(base).sign for base in BASES if self.at(base)}
+    def at(self, folder):
+        """The estimate in a setting; None if there is none."""
+        found = [each for each in self.estimates if each.setting.folder == folder]
+        return found[0] if found else None
 
     @property
     def word(self):
-        return word_of(self.signs)
+        return self.effect.word if self.effect else "not known"
+
+    def in_time(self):
+        """The mean worth over the time of a step, in the first setting that timed it."""
+        ratios = [each.ratio("step_ratio") for each in self.estimates]
+        known = [ratio for ratio in ratios if tables.known(ratio)]
+        return np.exp(self.effect.mean) / known[0] if self.effect and known else math.nan
 
     @property
     def anchor(self):
@@ -109,39 +205,40 @@ class Part:
         return self.name.lower().replace(" ", "-")
 
 
-def word_of(signs):
-    """The verdict on a part, as words. signs: {base: sign} of the bases that measured it."""
-    helped = [BASES[base] for base, sign in signs.items() if sign == 1]
-    hurt = [BASES[base] for base, sign in signs.items() if sign == -1]
-    same = [BASES[base] for base, sign in signs.items() if sign == 0]
-    other = f", not {same[0]}" if same else ""
-    if helped and hurt:
-        return f"helps {helped[0]}, hurts {hurt[0]}"
-    if helped:
-        return "helps in both" if len(helped) > 1 else f"helps {helped[0]}{other}"
-    if hurt:
-        return "hurts in both" if len(hurt) > 1 else f"hurts {hurt[0]}{other}"
-    if len(same) > 1:
-        return "no difference"
-    return f"no difference in {same[0]}" if same else "undecided"
+def order(part):
+    """What parts are sorted by: those with a prediction first, by their mean worth."""
+    predicted = bool(part.effect) and tables.known(part.effect.mean)
+    return -part.effect.mean if predicted else math.inf
 
 
-def beside(says, signs):
-    """A published verdict (or None) beside ours, as words. signs: {base: sign} of ours. Directions
-    are compared, not sizes."""
+def beside(says, word):
+    """A published effect (or None) beside our word, as words. Directions are compared, not
+    sizes."""
     if says is None:
         return "cannot be tested here"
-    if not signs:
-        return tables.DASH
-    theirs = tables.SIGNS[says]
-    words = {None: "undecided", 1: "better", -1: "worse", 0: "not seen"}
-    if theirs:
-        words[-theirs] = "opposite"
-    words[theirs] = "seen"
-    if len(set(signs.values())) > 1:
-        return ", ".join(f"{words[sign]} in {BASES[base]}" for base, sign in signs.items())
-    (sign,) = set(signs.values())
-    return "seen" if sign == theirs else f"{words[sign]} at our scale"
+    if word == "not known":
+        return "not known here"
+    theirs = WORDS[says]
+    if theirs == word:
+        return "seen"
+    return "opposite" if {theirs, word} == {"helps", "hurts"} else "not seen"
+
+
+def chance(p):
+    """A probability as a text of as many digits as show on which side of a word's limit it is."""
+
+    def words(p):
+        return p >= effects.SURE, p <= round(1 - effects.SURE, 9)
+
+    digits = 2
+    while words(p) != words(float(f"{p:.{digits}f}")):
+        digits += 1
+    return f"{p:.{digits}f}"
+
+
+def multiple(value, low=math.nan, high=math.nan):
+    """A worth with its interval, from their logs, as a text."""
+    return tables.interval(*np.exp([value, low, high]), lambda each: f"{each:.2f}")
 
 
 # ---------------------------------------------------------------- the content of the page
@@ -152,98 +249,93 @@ class Page:
 
     def __init__(self, config, sections):
         self.config = config
-        self.sweeps = {}  # (base, column) -> Section
-        for base, folder in config["shelves"].items():
-            for column, name in {HERE: "", **config["columns"]}.items():
-                section = sections.get(f"{folder}/{name}".rstrip("/"))
-                if section:
-                    self.sweeps[base, column] = self.named(section, base)
+        self.settings = []
+        for folder, (base, name) in config["settings"].items():
+            if folder in sections:
+                section = self.named(sections[folder], base)
+                self.settings.append(Setting(folder, base, name, section))
         self.recipe = {}  # step -> Section
         for folder, step in config["recipe"].items():
             if folder in sections:
                 self.recipe[step] = self.named(sections[folder], "llama")
+        self.admitted = [setting for setting in self.settings if setting.admitted]
+        self.modelled = [each for each in self.admitted if each.base == config["model_of"]]
 
-        self.shelves = {}  # (base, column) -> Section, without screenings
-        self.here = {}  # base -> Section of the shelf itself
-        for (base, column), section in self.sweeps.items():
-            if not section.facts.screening:
-                self.shelves[base, column] = section
-                if column == HERE:
-                    self.here[base] = section
-        judged = [(section.verdicts, section.facts) for section in self.shelves.values()]
-        badges = verdicts.badges(judged)
-        rows = {}  # (base, column) -> {arm: its verdict}
-        for badge, (key, section) in zip(badges, self.shelves.items(), strict=True):
-            section.verdicts["badge"] = badge
-            rows[key] = {row["arm"]: row for row in section.swaps}
-        self.parts = [self.part(name, rows, **facts) for name, facts in config["parts"].items()]
-        self.measured = [part for part in self.parts if part.first()]
+        parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
+        self.parts = [part for part in parts if part.estimates]
+        self.unmeasured = [part.name for part in parts if not part.estimates]
+        worths = self.worths()
+        fitted = {found.part: found for found in effects.fit(worths)} if worths["part"] else {}
+        for part in self.parts:
+            part.effect = fitted.get(part.name)
+        self.parts.sort(key=order)  # stable: parts without a prediction keep the config's order
+        left_out = []
+        if len(self.modelled) > effects.LEAST_SETTINGS:
+            left_out = predictions.leave_one_out(worths)
+        self.scores = predictions.scores(left_out) if left_out else None
+        self.test = self.on_test_split()
 
     def named(self, section, base):
-        """The section with the names that this page gives the parts."""
+        """The section with the names and colours that this page gives the parts."""
         names = {}
-        for part, facts in self.config["parts"].items():
-            names[facts.get("into", {}).get(base)] = part
-            names[facts.get("out_of", {}).get(base)] = f"{part} taken out"
+        places = {}
+        for place, (part, facts) in enumerate(self.config["parts"].items()):
+            for way, name in (("into", part), ("out_of", f"without {part}")):
+                arm = facts.get(way, {}).get(base)
+                names[arm] = name
+                places[arm] = place
         table = section.verdicts
         given = table["arm"].map(names).fillna(table["name"])
-        return replace(section, verdicts=table.assign(name=given))
+        return replace(section, verdicts=table.assign(name=given), places=places)
 
-    def part(self, name, rows, swap, claims, into=None, out_of=None):
-        """The Part of an entry of the config. rows: {(base, column): {arm: its verdict}}."""
-        part = Part(name, swap, published=[], estimates={})
-        for key, section in self.shelves.items():
-            base, column = key
+    def part(self, name, swap, claims, into=None, out_of=None):
+        """The Part of an entry of the config."""
+        estimates = []
+        for setting in self.admitted:
+            rows = {row["arm"]: row for row in setting.section.swaps}
             for taken_out, arms in ((False, into or {}), (True, out_of or {})):
-                row = rows[key].get(arms.get(base))
+                row = rows.get(arms.get(setting.base))
                 if row:
-                    part.estimates[key] = Estimate(name, base, column, section, row, taken_out)
-        for text, says, source, address in claims:
-            part.published.append((text, beside(says, part.signs), source, address))
-        return part
+                    estimates.append(Estimate(name, setting, row, taken_out))
+        return Part(name, swap, estimates, claims, self.config["multiples"].get(name))
 
-    def arms(self, base, names):
-        """The arms of some parts that a shelf has measured."""
-        parts = {part.name: part.at(base) for part in self.measured}
-        return [parts[name].row["arm"] for name in names if parts.get(name)]
+    def worths(self):
+        """The table of log worths for effects.fit, of the settings that it is about."""
+        rows = []
+        for part in self.parts:
+            for found in part.estimates:
+                if found.setting in self.modelled and found.log_worth():
+                    rows.append(found.log_worth())
+        keys = ("part", "setting", "log_worth", "se", "censored")
+        return {key: [row[key] for row in rows] for key in keys}
+
+    def on_test_split(self):
+        """{outcome on the test split: number} of the differences that the first setting of each
+        base decided, by the same tests and correction; {} where there is no test split."""
+        counts = dict.fromkeys(("shown", "not shown", "contradicted"), 0)
+        for folder in self.config["first"].values():
+            for part in self.parts:
+                found = part.at(folder)
+                decided = found and tables.sign_of(found.row)
+                there = tables.sign_on_test(found.row) if decided else None
+                if there is not None:
+                    counts[("not shown", "shown", "contradicted")[decided * there]] += 1
+        return counts if sum(counts.values()) else {}
 
     def warnings(self, unfinished, little, differs):
-        """One line for each sweep whose planned runs are missing, whose base has learned little, or
-        whose base differs from its second copy, with the sentences of the template."""
+        """One line for each setting whose planned runs are missing, whose base has learned little,
+        or whose base differs from its second copy, with the sentences of the template."""
         lines = []
-        for (base, column), section in self.shelves.items():
-            name = ", ".join(word for word in (BASES[base], column) if word)
+        for setting in self.admitted:
+            section = setting.section
             if section.missing():
-                lines.append(f"{name}. {unfinished}")
+                lines.append(f"{setting.name}. {unfinished}")
             if section.facts.marked:
-                lines.append(f"{name}. {little}")
+                lines.append(f"{setting.name}. {little}")
             if replicate_differs(section):
                 copy = section.replicate.to_dict("records")[0]
-                lines.append(f"{name}. {differs} {tables.difference(copy, 3)}")
+                lines.append(f"{setting.name}. {differs} {tables.difference(copy, 3)}")
         return lines
-
-    def beside_published(self):
-        """A figure of the parts whose worth in tokens was published: ours, and beside it theirs."""
-        ours = [part.first() for part in self.measured if part.name in self.config["multiples"]]
-        if len(ours) < 3:
-            return None
-        theirs = []
-        others = []
-        for found in ours:
-            k = self.config["multiples"][found.part]
-            if found.taken_out:
-                k = 1 / k
-            theirs.append(k)
-            others.append({"worth": k, "worth_low": k, "worth_high": k})
-        rows = [found.row for found in ours]
-        title = figures.rank_correlation([row["worth"] for row in rows], theirs)
-        ends = ours[0].section.curve_ends
-        return figures.worths_beside(rows, others, "worth", ("ours", "published"), ends, title)
-
-    def has_answer(self):
-        """Whether a part is measured, the bases beat the n-grams and all planned runs ended."""
-        early = any(s.facts.marked or s.missing() for s in self.here.values())
-        return bool(self.measured) and not early
 
 
 # ---------------------------------------------------------------- files
@@ -251,40 +343,39 @@ class Page:
 
 def pictures_of(page):
     """{file name: Figure} of the page; figures without data are left out."""
-    config = page.config
-    here = page.here
+    sections = {setting.folder: setting.section for setting in page.admitted}
     made = {}
-    base, name = config["example"]
-    for arm in page.arms(base, [name]):
-        made["example"] = figures.example(here[base], arm)
-    for key, draw, base in (("swaps", figures.forest, "gpt2"), ("worths", figures.worths, "llama")):
-        if base in here:
-            rows = here[base].verdicts.to_dict("records")
-            decided = [row for row in rows if row["verdict"] != "undecided"]
-            undecided = [row for row in rows if row["verdict"] == "undecided"]
-            made[key] = draw(here[base], decided)
-            made[f"{key}-undecided"] = draw(here[base], undecided)
-    if "gpt2" in here:
-        gpt2 = here["gpt2"]
-        arms = [*page.arms("gpt2", config["rates"]), *filter(gpt2.is_replicate, gpt2.arms)]
-        made["rates"] = figures.learning_rates(gpt2, arms)
-    for base, section in here.items():  # the figure of the last base that has one
-        arms = [section.plan["base"], *page.arms(base, config["contexts"])]
-        made["contexts"] = figures.extrapolation(section, arms) or made.get("contexts")
-        for column, other in config["beside"].items():
-            beside = page.sweeps.get((base, other))
-            section = page.sweeps.get((base, column))
-            if beside and section:
-                made[column] = figures.agreement(beside, section) or made.get(column)
-    made["published"] = page.beside_published()
-    rows = []
-    for base in here:
-        for part in page.measured:
-            if part.at(base):
-                row = part.at(base).row
-                rows.append(row | {"name": f"{row['name']}, {BASES[base]}"})
-    made["tests"] = figures.on_test_split(rows)
+    folder, name = page.config["example"]
+    for found in filter(None, [part.at(folder) for part in page.parts if part.name == name]):
+        made["example"] = page_figures.example(sections[folder], found.arm["arm"])
+    made["settings"] = page_figures.across(page.parts, page.modelled)
+    for key, draw in (("rates", figures.learning_rates), ("contexts", figures.extrapolation)):
+        folder, names = page.config[key]
+        if folder in sections:
+            section = sections[folder]
+            control = [section.plan["base"]]
+            if key == "rates":
+                control = list(filter(section.is_replicate, section.arms))
+            parts = [part for part in page.parts if part.name in names]
+            arms = [part.at(folder).arm["arm"] for part in parts if part.at(folder)]
+            made[key] = draw(section, [*control, *arms])
+    found = [part.at(folder) for folder in page.config["first"].values() for part in page.parts]
+    made["tests"] = page_figures.on_test_split([each for each in found if each])
     return {key: figure for key, figure in made.items() if figure}
+
+
+def values_of(page, pictures, reports):
+    """What the templates read. reports: the paths of the reports, from the page's folder."""
+    return {
+        "page": page,
+        "pictures": pictures,
+        "reports": reports,
+        "made": page_tables.made(page),
+        "tables": tables,
+        "multiple": multiple,
+        "chance": chance,
+        "beside": beside,
+    }
 
 
 def write(config, folders, out):
@@ -300,7 +391,7 @@ def write(config, folders, out):
         for key, figure in pictures.items():
             write_file(out / f"{key}.png", figures.saved(figure, "png", dpi=150))
     reports = [os.path.relpath(report.write_report(s), out) for s in sections]
-    values = {"page": page, "pictures": pictures, "reports": reports, "names": figures.NAMES}
+    values = values_of(page, pictures, reports)
     for name in ("index.html", "index.md"):
-        write_file(out / name, report.render(f"{name}.j2", tables=tables, bases=BASES, **values))
+        write_file(out / name, report.render(f"{name}.j2", **values))
     return out / "index.html"

@@ -12,8 +12,11 @@ from collections import Counter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from bench.ablation import looks
+from bench.ablation import power
+from bench.ablation.arms import described
+from common.errors import printable
 from training.run_folder import duration
 
 WIDTH = 80  # columns
@@ -26,9 +29,15 @@ PURPOSES = {
 }
 
 
+def cell(text):
+    """A text with names of others for rich, which reads no markup in it."""
+    return Text(printable(text))
+
+
 def say(text):
     """Print a text in lines of 80 columns, without breaking a word."""
-    print(textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False), flush=True)
+    wrap = dict(break_on_hyphens=False, break_long_words=False)
+    print(textwrap.fill(printable(text), WIDTH, **wrap), flush=True)
 
 
 @contextlib.contextmanager
@@ -50,15 +59,14 @@ def doing(what):
     console = Console(highlight=False)
     with console.status(what) as status:
         console.show_cursor(True)
-        yield lambda detail: status.update(f"{what}: {detail}"[: console.width - 4])
+        yield lambda detail: status.update(cell(f"{what}: {detail}"[: console.width - 4]))
 
 
 def print_plan(sweep, jobs):
-    """Print the arms, the runs that are left, their time, and what each look can show."""
+    """Print the arms, the runs that are left, their time, and what they can show."""
     Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
-    has_looks = len(sweep.looks) > 1
     if not jobs:
-        say("nothing left to run before the first look" if has_looks else "nothing left to run")
+        say("nothing left to run")
         return
     counts = Counter(job.purpose for job in jobs)
     texts = [f"{counts[purpose]} {text}" for purpose, text in PURPOSES.items() if counts[purpose]]
@@ -67,33 +75,29 @@ def print_plan(sweep, jobs):
     if sweep.predicted:
         seconds = sum(sweep.predicted[job.arm] for job in jobs)
         time = f"about {duration(seconds / len(sweep.machine.slots))}"
-    if has_looks:
-        time += " to the first look"
     say(f"{len(sweep.machine.slots)} at a time: {time}")
     if any(row.get("quiet") is False for row in sweep.costs.values()):
         say("other work slowed the timing: on a quiet machine it takes less")
-    for seeds in sweep.looks:
-        say(what_a_look_shows(sweep, seeds))
+    say(what_it_shows(sweep))
 
 
-def what_a_look_shows(sweep, seeds):
-    """The smallest difference and tie that a look can show, in nats if the noise is known."""
-    counts = sweep.planned_runs(seeds)
+def what_it_shows(sweep):
+    """The smallest difference and tie that a sweep can show, in nats if the noise is known."""
+    seeds = sweep.config.seeds
+    counts = sweep.planned_runs()
     control = sum(counts[name] for name in sweep.control_arms())
     family = len(sweep.judged_arms())
     se = math.sqrt(1 / seeds + 1 / control)
     if sweep.config.screening:
         df = sum(counts.values()) - len(counts)
-        share = 1
     else:
-        df = seeds + control - 2 if seeds >= looks.least_runs(family) else 0
-        share = looks.share_of(len(sweep.looks))
+        df = seeds + control - 2 if seeds >= power.least_runs(family) else 0
     what = f"{seeds} runs of an arm beside {control} of the base"
     if seeds < 2 or df < 1:
         return f"{what} decide nothing: give more --seeds"
-    level = looks.ALPHA * share / family
-    visible = looks.smallest_visible(se, df, level)
-    tie = looks.smallest_tie(se, df, level)
+    level = power.ALPHA / family
+    visible = power.smallest_visible(se, df, level)
+    tie = power.smallest_tie(se, df, level)
     noise = known_noise(sweep)
     if noise:
         shown = f"{visible * noise:.4f} nats"
@@ -123,8 +127,7 @@ def plan_table(sweep, jobs):
     for heading in ("runs", "a run", "ms/step", "parameters"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, arm in sweep.arms.items():
-        width = {key: value for key, value in arm.values.items() if key == "mlp_width"}
-        text = ",".join(f"{key}={value}" for key, value in (arm.changes | width).items())
+        text = described(arm.changes, arm.match)
         if arm.against not in ("base", name):
             text += f" (compared with {arm.against})"
         cells = [str(sum(job.arm == name for job in jobs))]
@@ -134,7 +137,7 @@ def plan_table(sweep, jobs):
         if row:
             milliseconds = row["milliseconds_per_step"]["median"]
             cells += [f"{milliseconds:.1f}", f"{row['parameters']:,}"]
-        table.add_row(name, text.replace(",", ", "), *cells)  # so that no word is broken
+        table.add_row(cell(name), cell(text), *cells)
     return table
 
 
@@ -178,7 +181,7 @@ class RunBar(Progress):
             outcome = f"{losses_text(job, row)}, {row['wall_seconds']:.0f} s"
         else:
             outcome = f"{row['status'].upper()}: {row['reason']}"
-        self.console.print(f"[{self.count}] {job.name}: {outcome}", markup=False)
+        self.console.print(cell(f"[{self.count}] {job.name}: {outcome}"))
 
 
 def losses_text(job, row):

@@ -5,8 +5,7 @@ The report of a sweep, from its stored rows:
     python bench/report.py OUT --paper    # also OUT/paper: SVG, PDF, LaTeX and CSV
 
 Writes report.md and its figures (PNG) into the folder. Folders of the same sweep, perhaps from
-several machines, are joined in the first of them. Each report is a look at the data, which
-history.jsonl records.
+several machines, are joined in the first of them.
 """
 
 import math
@@ -19,17 +18,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from bench.ablation import figures, looks, rows, tables, verdicts, worth
+from bench.ablation import figures, power, rows, tables, verdicts, worth
 from bench.ablation.caveats import caveats
 from common.configurator import print_help
-from common.errors import UserError
+from common.errors import UserError, printable
 from common.files import write as write_file
 
 # ---------------------------------------------------------------- the registry
 
 # The tables and figures of a report, each as (function, title, place). The function takes a Section
 # and returns a DataFrame of texts, a Figure, or None if it has no content. Its docstring is the
-# caption.
+# caption, with what tables.EXPLAINED says of the columns that are there.
 ITEMS = (
     (tables.missing_table, "UNFINISHED: planned runs are missing", "first"),
     (tables.verdicts_table, "Verdicts", "first"),
@@ -57,8 +56,8 @@ class Section:
     costs: pd.DataFrame  # rows.costs
     verdicts: pd.DataFrame  # verdicts.judge
     facts: verdicts.Facts  # verdicts.judge
-    history: list  # lines of history.jsonl
     curve: worth.Curve | None  # the base's loss against its tokens
+    places: dict | None = None  # {arm: place of its colour}; None: by the order of the arms
 
     @property
     def arms(self):
@@ -148,7 +147,8 @@ class Section:
 
     def name_of(self, arm):
         """The name of an arm in figures, which the page of the answer replaces."""
-        return dict(self.verdicts[["arm", "name"]].to_numpy()).get(arm, arm)
+        name = dict(self.verdicts[["arm", "name"]].to_numpy()).get(arm, arm)
+        return printable(name, figure=True)
 
     def is_replicate(self, arm):
         return self.plan["arms"][arm]["replicate"]
@@ -157,7 +157,7 @@ class Section:
         """[(arm, planned runs, ended runs)] of the arms whose planned runs have not all ended."""
         runs = self.runs[self.runs["current"] & (self.runs["status"] != "failed")]
         ended = runs[runs["purpose"] == "report"]["arm"].value_counts()
-        planned = looks.planned_runs(self.plan, self.plan["looks"][0])
+        planned = power.planned_runs(self.plan, self.plan["seeds"])
         counts = [(arm, count, int(ended.get(arm, 0))) for arm, count in planned.items()]
         return [entry for entry in counts if entry[2] < entry[1]]
 
@@ -168,8 +168,7 @@ def judge(folders):
     sections = []
     for plan, paths in rows.sweeps(folders):
         runs = rows.load(paths)
-        history = looks.read(paths, plan)
-        table, facts = verdicts.judge(runs, plan, history)
+        table, facts = verdicts.judge(runs, plan)
         sections.append(
             Section(
                 plan=plan,
@@ -178,7 +177,6 @@ def judge(folders):
                 costs=rows.costs(paths),
                 verdicts=table,
                 facts=facts,
-                history=history,
                 curve=worth.curve_of(runs),
             )
         )
@@ -216,8 +214,20 @@ def items_of(place, section, paper=None):
                 write_paper(paper / key, content)
             if isinstance(content, Figure):
                 content = figures.saved(content, "png", dpi=150)
-            shown.append(Shown(key, title, " ".join(make.__doc__.split()), content))
+            shown.append(Shown(key, title, caption_of(make, content), content))
     return shown
+
+
+def caption_of(make, content):
+    """The docstring of an item's function, and what its columns (or the rows of a table of two
+    columns) mean."""
+    sentences = [make.__doc__]
+    if isinstance(content, pd.DataFrame):
+        names = [*content.columns]
+        if content.shape[1] == 2:
+            names += [*content.iloc[:, 0]]
+        sentences += [tables.EXPLAINED[name] for name in names if name in tables.EXPLAINED]
+    return " ".join(" ".join(sentences).split())
 
 
 def write_paper(path, content):
@@ -275,15 +285,6 @@ def write_report(section, paper=False):
     """Write report.md and its figures into the first folder of a sweep, and its paper/. Returns the
     path of report.md."""
     out = section.folders[0]
-    looks.record(
-        section.folders,
-        section.plan,
-        section.runs,
-        section.verdicts,
-        section.facts,
-        section.history,
-    )
-    section.history = looks.read(section.folders, section.plan)
     content = contents_of(section, out / "paper" if paper else None)
     for item in content["figures"]:
         write_file(out / f"{item.key}.png", item.content)
@@ -301,6 +302,7 @@ STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noi
 def terminal(sections):
     """The verdicts of sweeps as a text of 80 columns, coloured where stdout is a terminal."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(highlight=False, width=80)
     with console.capture() as capture:
@@ -309,13 +311,13 @@ def terminal(sections):
             frame = columns_of(section)
             if section.missing():
                 title = f"UNFINISHED: {title}"
-            console.print(title, style="bold", markup=False)
+            console.print(Text(printable(title)), style="bold")
             if frame is not None:
                 console.print(rich_table(frame))
             if section.facts.screening:
                 console.print("A screening: it ranks the arms and decides nothing.")
             for text, what in caveats(section):
-                console.print(f"- {text} {', '.join(what)}".rstrip(), markup=False)
+                console.print(Text(printable(f"- {text} {', '.join(what)}".rstrip())))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -343,7 +345,7 @@ def rich_table(frame):
             words = " ".join(words).split()
         table.add_column(Text(name), min_width=max(map(len, words)), overflow="fold")
     for texts in frame.itertuples(index=False):
-        table.add_row(*map(Text, texts), style=STYLES.get(texts[-1]))
+        table.add_row(*[Text(printable(text)) for text in texts], style=STYLES.get(texts[-1]))
     return table
 
 
@@ -356,4 +358,4 @@ def main(argv):
         raise UserError(what, where, "type python bench/report.py OUT [OUT2 ...]")
     sections = judge(folders)
     page = write(sections, paper="--paper" in argv)
-    print(terminal(sections), f"\n{page}", sep="\n")
+    print(terminal(sections), f"\n{printable(str(page))}", sep="\n")

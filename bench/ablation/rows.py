@@ -78,7 +78,7 @@ PLAN = {
     "data": dict,
     "ngrams": dict,
     "screening": bool,
-    "looks": list,
+    "seeds": int,
     "controls": int | None,
     "margin": Real | None,
     "margin_source": str | None,
@@ -122,7 +122,7 @@ def complete(content, path="sweep.json"):
         known = False
     if not known:
         raise UserError("this is no plan of a sweep", path, FIX)
-    return plan | {"arms": arms, "looks": plan["looks"] or [content.get("seeds", 1)]}
+    return plan | {"arms": arms, "seeds": plan["seeds"] or 1}
 
 
 def filled(content, kinds):
@@ -208,11 +208,11 @@ def with_ids(plan, ids):
 
 
 def join(first, content, ids):
-    """Add the arms, rates, looks and ids of a plan to another plan of the same sweep."""
+    """Add the arms, rates, seeds and ids of a plan to another plan of the same sweep."""
     first["ids"] = first.get("ids", {}) | ids
     first["arms"] = first["arms"] | content["arms"]
     first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
-    first["looks"] = max(first["looks"], content["looks"], key=len)
+    first["seeds"] = max(first["seeds"], content["seeds"])
 
 
 def is_same(plan, other):
@@ -248,8 +248,25 @@ def load(folders):
     tables = []
     for content, paths in sweeps([folders] if isinstance(folders, str | Path) else folders):
         prices = read_all(paths, "costs.jsonl", is_cost, content)
-        tables.append(table(read_all(paths, "rows.jsonl", is_row, content), content, prices))
+        lines = []
+        for path in paths:
+            lines += mark_beyond_plan(read_all([path], "rows.jsonl", is_row, content), content)
+        tables.append(table(lines, content, prices))
     return pd.concat(tables, ignore_index=True)
+
+
+def mark_beyond_plan(lines, plan):
+    """Mark the reported lines of one folder of more seeds of an arm than were planned: a verdict is
+    of the planned runs. The base may have more, on several machines."""
+    seeds = {arm: set() for arm in judged_arms(plan)}
+    ended = [line for line in lines if line["purpose"] == "report" and line["status"] != "failed"]
+    reported = [line for line in ended if line["arm"] in seeds]
+    for line in reported:
+        if is_current(line, plan):
+            seeds[line["arm"]].add(line["seed"])
+    for line in reported:
+        line["beyond_plan"] = line["seed"] not in sorted(seeds[line["arm"]])[: plan["seeds"]]
+    return lines
 
 
 def table(lines, plan, prices=()):
@@ -335,9 +352,11 @@ def is_stuck(loss, facts, plan):
 
 
 def is_current(line, plan):
-    """Whether the plan's code, configuration and, if reported, chosen rate made a line."""
+    """Whether the plan's code, configuration and, if reported, rate and seeds made a line."""
     facts = plan["arms"].get(line["arm"])
-    if not facts or any(facts[key] not in ("", line.get(key)) for key in HASHES):
+    if not facts or line.get("beyond_plan"):
+        return False
+    if any(facts[key] not in ("", line.get(key)) for key in HASHES):
         return False
     return line["purpose"] != "report" or line["lr"] == plan["chosen_lr"].get(line["arm"], 1)
 

@@ -1,15 +1,13 @@
 """The runs of a sweep, and their order: the runs that choose each arm's learning rate, the base at
-several numbers of tokens, the runs to report seed by seed over all arms, then more seeds for
-undecided arms."""
+several numbers of tokens, then the runs to report seed by seed over all arms."""
 
-import itertools
 import math
 import statistics
 
 from bench.ablation import rows, runs, worth
 from bench.ablation.arms import BASE
 from bench.ablation.identity import digest
-from bench.ablation.progress import RunBar, say
+from bench.ablation.progress import RunBar
 from common.runtime import seed_for
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate
@@ -86,16 +84,14 @@ def curve_jobs(sweep):
     return jobs
 
 
-def report_jobs(sweep, first=0, end=None, names=None, most=math.inf):
-    """The runs to report, of all or some arms, that `end` seeds take and `first` do not, seed by
-    seed over all arms; at most `most` of each."""
-    before = sweep.planned_runs(first) if first else {}
-    after = sweep.planned_runs(end or sweep.config.seeds)
+def report_jobs(sweep, names=None, most=math.inf):
+    """The runs to report, of all or some arms, seed by seed over all arms; at most `most` of
+    each."""
+    planned = sweep.planned_runs()
     jobs = []
-    for number in range(max(after.values())):
-        for name, count in after.items():
-            wanted = names is None or name in names
-            if wanted and before.get(name, 0) <= number < min(count, most):
+    for number in range(max(planned.values())):
+        for name, count in planned.items():
+            if (names is None or name in names) and number < min(count, most):
                 seed = sweep.config.first_seed + number
                 lr = sweep.chosen_lr.get(name, 1.0)
                 jobs.append(job_of(sweep, sweep.arms[name], seed, lr, "report"))
@@ -103,7 +99,7 @@ def report_jobs(sweep, first=0, end=None, names=None, most=math.inf):
 
 
 def pending_jobs(sweep):
-    """The planned runs, up to the first look, that are not done."""
+    """The planned runs that are not done."""
     jobs = tuning_jobs(sweep) + curve_jobs(sweep) + report_jobs(sweep)
     return [job for job in jobs if job.key not in sweep.rows]
 
@@ -114,10 +110,7 @@ def pending_jobs(sweep):
 def run_sweep(sweep, stop, start=runs.run_local):
     """Run all runs of a sweep. start(jobs, sweep, stop) runs jobs and yields (job, row) when one
     ends. Returns False if the sweep was stopped midway."""
-    for jobs in phases(sweep):
-        if not run_jobs(sweep, jobs, stop, start):
-            return False
-    return run_more_seeds(sweep, stop, start)
+    return all(run_jobs(sweep, jobs, stop, start) for jobs in phases(sweep))
 
 
 def phases(sweep):
@@ -161,32 +154,6 @@ def own_controls(sweep):
     first = int(digest(here)[:7], 16)  # seeds that neither the plan nor another machine has
     base = sweep.arms[BASE]
     return [job_of(sweep, base, first + number, 1.0, "report") for number in range(CONTROLS)]
-
-
-def run_more_seeds(sweep, stop, start):
-    """After each look but the last, run more seeds of the undecided arms and of what they are
-    compared with. The looks are planned beforehand, and the verdicts correct for all of them
-    (looks.py), so that errors hold although verdicts are read several times. Returns False if
-    stopped."""
-    from bench.ablation import verdicts
-
-    for first, end in itertools.pairwise(sweep.looks):
-        # A resumed sweep decides by the rows that were known at this look.
-        planned = sweep.planned_runs(first)
-        table = rows.load(sweep.out)
-        number = table.seed - sweep.config.first_seed  # of the run within its arm
-        known = (table.purpose != "report") | (number < table.arm.map(planned))
-        undecided = verdicts.undecided(table[known], rows.plan(sweep.out))
-        if undecided is not None:
-            names = ", ".join(undecided) or "no arm"
-            say(f"after {first} seeds, undecided: {names}")
-        if not undecided:
-            return True
-        compared = {sweep.arms[name].against for name in undecided}
-        names = [*undecided, *compared, *sweep.control_arms()]
-        if not run_jobs(sweep, report_jobs(sweep, first, end, names), stop, start):
-            return False
-    return True
 
 
 # ---------------------------------------------------------------- what is chosen between phases

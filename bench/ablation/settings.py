@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from bench.ablation.arms import DESIGN, STARTS_FROM
 from common.configurator import (
+    PathName,
     PositiveInt,
     Range,
     Words,
@@ -29,15 +30,16 @@ OWNED = ["seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data
 STATED = ["dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"]
 STATED += ["device", "compile"]
 MOVED = ("engine", "emit", "sbatch")  # keys that extras/cluster.py has
+MORE_SEEDS = "plan all --seeds, or run more in another --out_dir, with --first_seed"
 
 
 @dataclass
 class AblateConfig:
-    OFTEN = ["out_dir", "design", "axis", "arms", "match", "seeds", "looks", "screening"]
+    OFTEN = ["out_dir", "design", "axis", "arms", "match", "seeds", "screening"]
     OFTEN += ["workers", "dry_run"]
     # the report
     question: str = "Which part helps at this scale?"  # what the report answers
-    out_dir: str = "out-ablate"  # the folder of the sweep
+    out_dir: PathName = "out-ablate"  # the folder of the sweep
     # the arms
     design: Words(DESIGN, several=True) = ""  # what chooses the arms; several with commas
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
@@ -45,11 +47,10 @@ class AblateConfig:
     axis: str | None = None  # the slot whose words are all tried; replaces a design without axis
     match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share
     # the runs
-    seeds: PositiveInt = 8  # runs to report for each arm, at the first look
+    seeds: PositiveInt = 8  # runs to report for each arm
     #: runs of the base and its copy together, at least seeds + 2; None: sqrt(arms) * seeds
     controls: PositiveInt | None = None
     first_seed: Annotated[int, Range(least=0, most=500)] = 0  # of the reported runs; others confirm
-    looks: PositiveInt = 1  # how often verdicts are read; after each, more seeds if undecided
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
     screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
@@ -106,7 +107,8 @@ def read(argv, usage):
     --also names, or one for the sweep itself."""
     print_help(argv, usage, [AblateConfig])
     moved = f"type {shlex.join(['python', '-m', 'extras.cluster', *argv])}"
-    given = load(argv, ALL, usage, scope, RENAMED | dict.fromkeys(MOVED, moved))
+    gone = dict.fromkeys(MOVED, moved) | {"looks": MORE_SEEDS}
+    given = load(argv, ALL, usage, scope, RENAMED | gone)
     if given.words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {given.words[0]}", "command line", fix)
@@ -170,6 +172,18 @@ def at_column(values, name, typed):
     return values | {"out_dir": str(out_dir), "also": name}
 
 
+def question_about(values):
+    """The question of a sweep by its arms, as the title of its report."""
+    names = list(values.get("arms") or {})
+    if values.get("axis"):
+        return f"Which {values['axis']} helps at this scale?"
+    if not names or len(names) > 4:
+        return AblateConfig.question
+    if len(names) == 1:
+        return f"Does {names[0]} help at this scale?"
+    return f"Which of {', '.join(names)} helps at this scale?"
+
+
 def resolve(values, typed):
     """(AblateConfig, {key of train.py: value}) of the values of a sweep."""
     values = shorten_warmup(values, typed)
@@ -179,6 +193,8 @@ def resolve(values, typed):
         for key in ("question", "prompt"):
             if key not in typed:
                 values.pop(key, None)
+    if "question" not in typed and typed.keys() & {"arms", "axis", "design"}:
+        values["question"] = question_about(values)  # a config file's is about its own arms
     config = build(AblateConfig, values)
     given = {key: value for key, value in values.items() if key not in keys(AblateConfig)}
     for key in OWNED:

@@ -19,7 +19,7 @@ from bench.ablation.arms import BASE
 from bench.ablation.progress import doing
 from bench.ablation.rows import is_cost
 from common.configurator import build
-from common.errors import Failure, UserError, one_line
+from common.errors import Failure, UserError, one_line, printable
 from common.runtime import set_up
 from parts import costs
 from parts.architectures import configure
@@ -278,7 +278,8 @@ def time_sweep(sweep, rounds=None):
             row["code_hash"] = sweep.arms[row["arm"]].code_hash
             sweep.costs[row["arm"]] = row
         for name, reason in failed.items():
-            print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
+            what = f"warning: cannot measure the costs of {name}: {reason}"
+            print(printable(what), file=sys.stderr)
         if BASE in failed:
             raise Failure("cannot time the base", failed[BASE], "run it with train.py alone")
         why = new[0]["disturbed"]

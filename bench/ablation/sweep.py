@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from bench.ablation import fingerprint, identity, looks, rows, runs, schedule, step_times
+from bench.ablation import fingerprint, identity, power, rows, runs, schedule, step_times
 from bench.ablation.arms import BASE
 from bench.ablation.checks import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.identity import configuration, digest
@@ -78,11 +78,6 @@ class Sweep:
 
     # ------------------------------------------------------------ its plan
 
-    @property
-    def looks(self):
-        """The planned numbers of seeds after which verdicts are read."""
-        return [self.config.seeds * 2**number for number in range(self.config.looks)]
-
     def outline(self):
         """The keys of the plan that planned_runs and control_group read."""
         return {
@@ -101,9 +96,9 @@ class Sweep:
         """The names of the arms that get a verdict."""
         return rows.judged_arms(self.outline())
 
-    def planned_runs(self, seeds):
-        """{arm: runs to report} where each arm has `seeds` runs."""
-        return looks.planned_runs(self.outline(), seeds)
+    def planned_runs(self):
+        """{arm: runs to report}."""
+        return power.planned_runs(self.outline(), self.config.seeds)
 
     # ------------------------------------------------------------ its folder
 
@@ -142,7 +137,7 @@ class Sweep:
         current = []
         for row in stored:
             arm = self.arms.get(row["arm"])
-            if arm and looks.hashes(row) == looks.hashes(vars(arm)):
+            if arm and hashes(row) == hashes(vars(arm)):
                 current.append(row)
         self.rows = {runs.key(row): row for row in current if row["status"] != "failed"}
         if len(stored) > len(current):
@@ -174,7 +169,6 @@ class Sweep:
             "arms": arms,
             "chosen_lr": self.chosen_lr,
             "ngrams": self.ngrams,
-            "looks": self.looks,
             "also": self.config.also if parent_of(self.config) else "",
             "margin": self.margin,
             "margin_source": self.margin_source,
@@ -224,6 +218,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
     tokens = math.prod(values[key] for key in TOKENS)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     kept = kept_plan(stored, arms[BASE])  # what was fixed before holds for the same base only
+    check_seeds(kept, config)
     sweep = Sweep(
         config=config,
         command=shlex.join(["python", "bench/ablate.py", *settings.arguments]),
@@ -257,8 +252,25 @@ def stored_plan(folder):
 
 def kept_plan(stored, base):
     """The stored plan, if its base is still this arm; otherwise {}."""
-    same = stored and looks.identity(stored) == [base.code_hash, base.config_hash]
+    same = stored and hashes(stored["arms"][stored["base"]]) == hashes(vars(base))
     return stored if same else {}
+
+
+def hashes(facts):
+    """[id of the code, id of the configuration] of an arm of a plan, or of a row."""
+    return [facts.get(key) for key in rows.HASHES]
+
+
+def check_seeds(kept, config):
+    """Raise UserError if a sweep that has reported runs is to have other seeds than it planned: its
+    verdicts are of the planned runs."""
+    if not kept or kept["seeds"] == config.seeds:
+        return
+    stored = read_rows(Path(config.out_dir) / "rows.jsonl", rows.is_row)
+    if any(row["purpose"] == "report" and row["arm"] in rows.judged_arms(kept) for row in stored):
+        what = f"this sweep was planned with {kept['seeds']} seeds, and its verdicts are of these"
+        fix = "run more in another --out_dir, with --first_seed"
+        raise UserError(what, f"seeds={config.seeds}", fix)
 
 
 def check_arms(arms, vocab_size, show):

@@ -6,12 +6,37 @@ import math
 import numpy as np
 import pandas as pd
 
+from bench.ablation.arms import described
 from bench.ablation.comparisons import TEST
+from bench.ablation.power import ALPHA
 from bench.ablation.rows import bits_per_byte
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
 SHARES = ("wrong_answers", "wrong_tokens")  # columns of runs on prompts and answers
+
+
+# What a column, or a row of the table of the noise, means. A caption has those that are there.
+EXPLAINED = {
+    "difference [95 %]": "Differences are in nats per token; negative is better.",
+    "worth × tokens": "An arm that is worth 1.4 × gets as far as the base does with 1.4 times the "
+    "tokens.",
+    "step time": "Step time: times the base's, with a 95 % interval, if the machine was quiet.",
+    "seeds to decide": "Seeds to decide: about as many as decide an undecided arm, in a sweep of "
+    "its own with --first_seed.",
+    "test loss": "Test loss: on the test split, of which nothing was chosen.",
+    "what changes": "What changes: all that the arm has in another way than the base.",
+    "loss (sd)": "Loss: mean on the reported half of the validation text, with the standard "
+    "deviation of a run.",
+    "p": "p: this comparison alone.",
+    "p (Holm)": "p (Holm): corrected over the arms; it decides.",
+    "p (tie)": "p (tie): that the difference is smaller than the margin, corrected as well.",
+    "worth × time": "Worth × time: the worth in tokens divided by the time of a step.",
+    "FLOPs/token": "FLOPs are of a forward pass.",
+    "base again minus base [95 %]": "Base again is a second copy of the base, with other initial "
+    "weights and another order of the data: it should not differ.",
+    "difference that 80 of 100 such sweeps find": "Smaller differences are mostly not found.",
+}
 
 
 # ---------------------------------------------------------------- texts of numbers
@@ -95,23 +120,16 @@ def sign_of(row):
 
 
 def sign_on_test(row):
-    """1, -1 or 0: better, worse or neither by the 95 % interval on the test split; None if there is
-    no such interval."""
-    _, low, high = (row[key] for key in TEST)
-    return int(high < 0) - int(low > 0) if known(low) and known(high) else None
-
-
-def only_on_validation(row):
-    """Whether the test split does not show the difference, or the tie, of a verdict."""
-    sign = sign_of(row)
-    on_test = sign_on_test(row)
-    return sign is not None and on_test is not None and sign != on_test
+    """1, -1 or 0: better, worse or neither on the test split, by the tests and the correction of a
+    verdict; None if there is no test split."""
+    if not known(row["test_p"]):
+        return None
+    return int(np.sign(-row["test"])) if row["test_p_holm"] <= ALPHA else 0
 
 
 def verdicts_table(section):
-    """Differences are in nats per token; negative is better. An arm that is worth 1.4 × gets as far
-    as the base does with 1.4 times the tokens. Step time: times that of the base. Differences are
-    from the base's runs and those of its replicate, if that has the same learning rate."""
+    """Each change beside the runs of the base, and of base again if that has the same learning
+    rate."""
     rows = []
     for row in section.verdicts.to_dict("records"):
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}
@@ -122,7 +140,7 @@ def verdicts_table(section):
         if row["diverged"] > 0:
             cells["runs"] += f", {row['diverged']:.0f} diverged"
         cells["parameters"] = number(section.cost(row["arm"], "parameters"), short)
-        cells["more seeds"] = number(row["more_seeds"], ".0f")
+        cells["seeds to decide"] = number(row["seeds_to_decide"], ".0f")
         rows.append(cells | outcomes(section, row["arm"] if row["kind"] != "replicate" else ""))
     base = section.plan["base"]
     first = {"change": base, "runs": str(len(section.reported(base)))} | outcomes(section, base)
@@ -139,8 +157,7 @@ def outcomes(section, arm):
 
 
 def tests_table(section):
-    """Loss: mean on the reported half of the validation text, with the standard deviation of a run.
-    p: this comparison alone. p (Holm): corrected over looks and arms; it decides."""
+    """The same comparisons in more detail."""
     factor = bits_per_byte(section.plan)
     rows = []
     for row in section.verdicts.to_dict("records"):
@@ -165,29 +182,31 @@ def tests_table(section):
 
 
 def what_changes(section, row):
-    """The keys of the row's arm that differ from the base, as a text."""
+    """All that the row's arm has in another way than the base, as a text: the keys that it changes,
+    the width of its MLP where matching set it, and the learning rate where it chose another one."""
     arm = section.plan["arms"].get(row["arm"], {})
-    changes = arm.get("changes") or {}
-    texts = []
-    for key, value in changes.items():
-        texts.append(f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}")
-    return ", ".join(texts) or DASH
+    text = described(arm.get("changes") or {}, arm.get("match"))
+    rate = section.plan["chosen_lr"].get(row["arm"], 1)
+    if rate != 1:
+        text += f"{', ' if text else ''}learning rate {rate:g} ×"
+    if row["against"] != section.plan["base"]:
+        text += f" (compared with {row['against']})"
+    return text or DASH
 
 
 # ---------------------------------------------------------------- the noise
 
 
 def noise_table(section):
-    """The replicate is the base again, with other initial weights and another order of the data: it
-    should not differ. Differences below the smallest one here mostly stay undecided."""
+    """How much runs of the same model differ."""
     facts = section.facts
     copies = section.replicate.to_dict("records")
     share = facts.tie_power
     values = {
         "loss of the base": number(facts.base_mean),
         "standard deviation of one run": number(facts.base_sd),
-        "runs of the base and its replicate": number(facts.base_n, ".0f"),
-        "replicate minus base [95 %]": difference(*copies) if copies else DASH,
+        "runs of the base and of base again": number(facts.base_n, ".0f"),
+        "base again minus base [95 %]": difference(*copies) if copies else DASH,
         "difference that 80 of 100 such sweeps find": number(facts.smallest_visible),
         "margin of a tie": number(facts.margin),
         "the margin is": facts.margin_source if known(facts.margin) else DASH,
@@ -207,8 +226,7 @@ def missing_table(section):
 
 
 def costs_table(section):
-    """Medians of single steps; the arms take turns. Step time: times that of the base, with a 95 %
-    interval, if the machine was quiet. FLOPs are of a forward pass."""
+    """Medians of single steps; the arms take turns."""
     rows = [
         {
             "machine": row["machine"],

@@ -8,20 +8,17 @@ power of `verdicts`.
 - A verdict needs Welch's test and Student's: its p is the larger of the two. Welch's errs where an
   arm's few runs agree by chance, Student's where an arm spreads more than the base. A screening
   and the replicate pool one variance over all arms.
-- A comparison's p is the least of p / share over its looks (looks.py). Holm's method then corrects
-  for all planned comparisons of the sweep; those that have not run count with p = 1.
-- A verdict must stand at the end: if the difference of all runs points the other way, or its own
-  95 % interval includes zero, it is "undecided".
+- Holm's method corrects for all planned comparisons of the sweep; those that have not run count
+  with p = 1. A verdict is of the runs that were planned, all of them: with fewer there is none.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from bench.ablation import contrasts, looks, rows, worth
+from bench.ablation import contrasts, power, rows, worth
 from bench.ablation.comparisons import (
     COLUMNS,
     comparisons_of,
@@ -31,7 +28,7 @@ from bench.ablation.comparisons import (
     pick,
 )
 from bench.ablation.contrasts import compare, moments
-from bench.ablation.looks import ALPHA
+from bench.ablation.power import ALPHA
 
 
 @dataclass
@@ -47,19 +44,15 @@ class Facts:
     base_sd: float = math.nan
     margin: float = math.nan  # the largest difference that counts as none
     margin_source: str = "none"
-    looks: list = field(default_factory=list)  # looks.Look
     family: int = 0  # comparisons that Holm's method corrects for
-    identities: dict = field(default_factory=dict)  # {arm: hashes of its code and configuration}
     smallest_visible: float = math.nan  # difference that 80 of 100 such sweeps find
     tie_power: float = math.nan  # chance that an equal arm is called a tie
-    undecided: int = 0  # arms
-    more_median: float = math.nan  # runs that may decide the median one
 
 
 # ---------------------------------------------------------------- a sweep
 
 
-def judge(runs, plan, history=()):
+def judge(runs, plan):
     """(table, Facts) of a sweep: a row of COLUMNS for each comparison in the plan's order, then the
     replicate."""
     facts = facts_of_base(runs, plan)
@@ -69,18 +62,15 @@ def judge(runs, plan, history=()):
     curve = worth.curve_of(runs)
     add_control_group(facts, losses, plan)
     facts.margin, facts.margin_source = margin_of(plan, curve)
-    tried = looks.tried_seeds(runs)
-    margin = None if math.isnan(facts.margin) else facts.margin
-    facts.looks = looks.looks_of(plan, tried, history, margin)
-    facts.identities = {arm: looks.identity(plan, arm) for arm in plan["arms"]}
 
     comparisons = comparisons_of(plan)
     judged = [row for row in comparisons if row["kind"] == "swap"]
-    earlier = [line["arms"] for line in history]
-    facts.family = len({row["name"] for row in judged}.union(*earlier))
+    facts.family = len(judged)
     pooled = contrasts.pooled_variance([values.to_numpy() for values in losses.values()])
 
+    missing = missing_arms(runs, plan)
     for row in comparisons:
+        row["reached"] = missing.isdisjoint(sum(row["groups"], []))
         pools = facts.screening or row["kind"] == "replicate"
         row |= description(row, runs, losses, curve, plan, pooled if pools else None)
     words = screened(judged, facts) if facts.screening else decided(judged, losses, facts)
@@ -88,16 +78,19 @@ def judge(runs, plan, history=()):
         row |= columns
     failed = set(runs.arm[runs.current & (runs.purpose == "report") & (runs.status == "failed")])
     for row in judged:
-        row |= explanation(row, plan, tried, row["arm"] in failed, facts)
+        row |= explanation(row, row["arm"] in failed, facts)
     look_ahead(judged, facts, pooled)
     for row in judged:
-        row["more_seeds"] = more_seeds(row, plan, facts)
+        row["seeds_to_decide"] = seeds_to_decide(row, facts)
+    return pd.DataFrame(comparisons, columns=COLUMNS), facts
 
-    table = pd.DataFrame(comparisons, columns=COLUMNS)
-    more = table.more_seeds[table.verdict == "undecided"].astype(float).fillna(math.inf)
-    facts.undecided = len(more)
-    facts.more_median = float(more.median())
-    return table, facts
+
+def missing_arms(runs, plan):
+    """The arms whose planned runs have not all been tried."""
+    reported = runs[runs.current & (runs.purpose == "report")]
+    tried = reported.groupby("arm").seed.nunique()
+    planned = power.planned_runs(plan, plan["seeds"])
+    return {arm for arm, count in planned.items() if tried.get(arm, 0) < count}
 
 
 def facts_of_base(runs, plan):
@@ -124,12 +117,6 @@ def add_control_group(facts, losses, plan):
     facts.base_sd = math.sqrt(square)
 
 
-def undecided(runs, plan):
-    """The names of the undecided arms; None for a screening, which has no verdicts."""
-    table, facts = judge(runs, plan)
-    return None if facts.screening else table.arm[table.verdict == "undecided"].to_list()
-
-
 def margin_of(plan, curve):
     """(margin, where it comes from): the margin of the plan, or else of the curve."""
     if plan["margin"] is not None:
@@ -146,26 +133,20 @@ def decided(judged, losses, facts):
     """The columns of each row of the family: its verdict and its corrected p-values."""
     if not judged:
         return []
-    least = looks.least_runs(facts.family)
-    reached = [False] * len(judged)
+    least = power.least_runs(facts.family)
     tests = []
-    for look in [*facts.looks[:-1], None]:  # None: all runs
-        for place, row in enumerate(judged):
-            seeds = look.seeds_for(row["arm"]) if look else None
-            groups = [pick(losses, arms, seeds) for arms in row["groups"]]
-            tests.append(compare(groups, facts.margin, least))
-            if look and all(map(len, groups)):
-                reached[place] = True
-    tests = np.reshape(tests, (len(facts.looks), len(judged), 3))  # p, p of a tie, difference
-    p, p_tie, difference = np.moveaxis(tests, -1, 0)  # [looks, family] each
-
-    shares = [look.share for look in facts.looks]
-    tie_shares = [look.tie_share for look in facts.looks]
-    found = contrasts.family_verdicts(p, p_tie, difference, shares, tie_shares, facts.family)
+    for row in judged:
+        groups = [pick(losses, arms) for arms in row["groups"]]
+        if not row["reached"]:
+            groups = [np.empty(0), np.empty(0)]
+        tests.append(compare(groups, facts.margin, least))
+    p, p_tie, difference = np.array(tests, float).T  # [family] each
+    found = contrasts.family_verdicts(p, p_tie, difference, facts.family)
+    found["p_both"] = p
+    found["test_p_holm"] = contrasts.holm(np.nan_to_num([row["test_p"] for row in judged], nan=1))
     family = []
     for place, row in enumerate(judged):
         columns = {key: values[place].item() for key, values in found.items()}
-        columns["reached"] = reached[place]
         if columns["verdict"] == "worse":
             columns["verdict"] = failing_word(row) or "worse"
         family.append(columns)
@@ -189,17 +170,17 @@ def screened(judged, facts):
             word = "not seen"
             if p_of_arm <= ALPHA:
                 word = failing_word(row) or "larger than the noise"
-            columns = {"p_holm": p_of_arm, "verdict": word, "seen": word, "reached": True}
+            columns = {"p_holm": p_of_arm, "verdict": word, "reached": True}
         family.append(columns)
     return family
 
 
-def explanation(row, plan, tried, failed, facts):
+def explanation(row, failed, facts):
     """The columns of a verdict and its reason, where runs may be missing."""
     word = row["verdict"]
     reasons = reasons_of(row)
     fewest = min(row["n"], row["n_control"])
-    least = looks.least_runs(facts.family)
+    least = power.least_runs(facts.family)
     if failed:
         reasons.append("runs failed")
 
@@ -210,14 +191,9 @@ def explanation(row, plan, tried, failed, facts):
         reasons.append("one seed cannot show chance")
     elif not row["reached"]:
         word = "no verdict"
-        planned = looks.planned_runs(plan, plan["looks"][0])
-        arms = [arm for group in row["groups"] for arm in group]
-        if any(len(tried.get(arm, ())) < planned[arm] for arm in arms):
-            reasons.append("planned runs are missing")
+        reasons.append("planned runs are missing")
     elif not facts.screening and fewest < least:
         reasons.append(f"fewer than {least} runs decide nothing among {facts.family} arms")
-    elif word == "undecided" and row["seen"] != "undecided":
-        reasons.append("seen at a look, but not by all runs together")
     elif word in ("better", "worse") and row["p_tie"] <= ALPHA:
         reasons.append("smaller than the margin")
     elif word in ("better", "worse") and row["text_low"] <= 0 <= row["text_high"]:
@@ -247,62 +223,21 @@ def look_ahead(judged, facts, pooled):
         return
     sd = float(np.median([row["sd"] for row in spread]))
     n = float(np.median([row["n"] for row in spread]))
-    if facts.screening:  # it has no looks, which would share ALPHA
+    level = ALPHA / facts.family
+    if facts.screening:
         se = math.sqrt(pooled[0] * (1 / n + 1 / facts.base_n))
-        level = ALPHA / facts.family
-        facts.smallest_visible = looks.smallest_visible(se, pooled[1], level)
+        facts.smallest_visible = power.smallest_visible(se, pooled[1], level)
         return
-    se, df = looks.welch(sd, n, facts.base_sd, facts.base_n)
-    level = ALPHA * max(look.share for look in facts.looks) / facts.family
-    facts.smallest_visible = looks.smallest_visible(se, df, level)
+    se, df = power.welch(sd, n, facts.base_sd, facts.base_n)
+    facts.smallest_visible = power.smallest_visible(se, df, level)
     if facts.margin > 0:
-        facts.tie_power = float(looks.to_tie(0, se, df, facts.margin, level))
+        facts.tie_power = float(power.to_tie(0, se, df, facts.margin, level))
 
 
-def more_seeds(row, plan, facts):
-    """The further runs that may decide an undecided arm; nan where they cannot be estimated."""
+def seeds_to_decide(row, facts):
+    """The seeds that may decide an undecided arm; nan where they cannot be estimated."""
     if facts.screening or math.isnan(facts.smallest_visible):
         return math.nan
     if row["verdict"] != "undecided" or not math.isfinite(row["se"]) or failing_word(row):
         return math.nan
-    return looks.more_seeds(row, facts.looks, plan["looks"], facts.margin, facts.family)
-
-
-# ---------------------------------------------------------------- many sweeps
-
-
-def standing(judged):
-    """The swaps of many sweeps, [(table, Facts)], each part in each base once: the planned estimate
-    of most runs, whatever its error. The columns of `judge`, sweep: the place in the list, and row:
-    the label in its table. Screenings are left out."""
-    tables = [pd.DataFrame(columns=[*COLUMNS, "sweep", "row", "identity"])]
-    for place, (table, facts) in enumerate(judged):
-        if facts.screening:
-            continue
-        swaps = table[table.kind == "swap"]
-        identity = []
-        for arm, against in zip(swaps.arm, swaps.against, strict=True):
-            identity.append(str([facts.identities[arm], facts.identities[against]]))
-        tables.append(swaps.assign(sweep=place, row=swaps.index, identity=identity))
-    swaps = pd.concat(tables, ignore_index=True)
-    order = (swaps.n + swaps.n_control).sort_values(ascending=False, kind="stable").index
-    return swaps.loc[order].drop_duplicates(["name", "identity"]).sort_index()
-
-
-def badges(judged):
-    """[Series], one for each sweep of [(table, Facts)]: whether Benjamini's and Hochberg's
-    correction at 5 % over all swaps that stand agrees with a decision. Ties are corrected among
-    themselves. Screenings are left out."""
-    swaps = standing(judged)
-    agree = pd.Series(False, swaps.index)
-    for p, decided in (
-        (swaps.p_looks, swaps.verdict.str.fullmatch("better|worse|fails .*")),
-        (swaps.p_tie_looks, swaps.verdict == "tie"),
-    ):
-        if len(swaps):
-            adjusted = stats.false_discovery_control(p.astype(float).fillna(1))
-            agree |= decided & (adjusted <= ALPHA)
-    found = [pd.Series(False, table.index) for table, _ in judged]
-    for line in swaps[agree].itertuples():
-        found[line.sweep][line.row] = True
-    return found
+    return power.seeds_to_decide(row, facts.margin, facts.family)

@@ -2,8 +2,8 @@
 #   python bench/ablate.py config/answer/gpt2.py --workers=2
 # One base, one shared control group, an arm for each part. A run takes about two minutes on one
 # thread of a CPU that multiplies bfloat16: 12 arms x 12 seeds, 40 controls, 9 runs for the curve
-# and 120 to choose rates, two at a time, are five hours. The second look adds 12 seeds to
-# undecided arms.
+# and 120 to choose rates, two at a time, are five hours.
+# The rows hold 12 more seeds of some arms, from an earlier plan, which no verdict uses.
 question = "Which parts help a GPT-2 of 0.8 M parameters on the characters of plays?"
 out_dir = "bench/results/answer/gpt2"
 design = "arms"
@@ -24,7 +24,7 @@ arms = {
 }
 model = "gpt2"
 dataset = "plays"
-seeds, controls, looks = 12, 40, 2
+seeds, controls = 12, 40
 match = "none"  # parameters are not matched; a gated MLP is two thirds as wide
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
@@ -39,7 +39,7 @@ optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 8e-4, 100
 # Further columns, by --also=small and so on, once the rates are chosen: 0.2 M and 2.7 M parameters
 # (4 * 12 * 64^2 and 6 * 12 * 192^2), and Python files in tokens of a vocabulary of 2,048.
 _arms = ["rope", "swiglu", "rmsnorm", "no biases", "untied head", "all of llama"]
-_fewer = dict(arms=_arms, seeds=8, controls=24, looks=1, lr_grid=[1])
+_fewer = dict(arms=_arms, seeds=8, controls=24, lr_grid=[1])
 also = {
     "small": dict(n_embd=64, **_fewer),
     "large": dict(n_layer=6, n_head=6, n_embd=192, curve=[0.5, 2], **_fewer),

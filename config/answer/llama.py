@@ -2,8 +2,8 @@
 #   python bench/ablate.py config/answer/llama.py --workers=2
 # The first five arms take a piece of LLaMA away; the others put a part in. A run takes about two
 # minutes on one thread of a CPU that multiplies bfloat16: 29 arms x 12 seeds, 40 controls, 9 runs
-# for the curve and 273 to choose rates, two at a time, are eleven hours. The second look adds 12
-# seeds to undecided arms.
+# for the curve and 273 to choose rates, two at a time, are eleven hours.
+# The rows hold 12 more seeds of some arms, from an earlier plan, which no verdict uses.
 question = "Which parts help a LLaMA of 0.8 M parameters on the characters of plays?"
 out_dir = "bench/results/answer/llama"
 design = "arms"
@@ -41,7 +41,7 @@ arms = {
 }
 model = "llama"
 dataset = "plays"
-seeds, controls, looks = 12, 40, 2
+seeds, controls = 12, 40
 match = "none"  # parameters are not matched; a gated MLP is two thirds as wide
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
@@ -62,14 +62,13 @@ optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
 # On a CPU, an evaluation of the Python files may hold 15 GB under glibc (docs/troubleshooting.md).
 _removed = ["learned positions", "layernorm", "gelu", "biases", "tied head"]
 _added = ["qk norm", "attention gate", "value residual", "x0 skip", "convolution"]
-_fewer = dict(arms=_removed + _added, dtype="float32", seeds=8, controls=24, looks=1)
+_fewer = dict(arms=_removed + _added, dtype="float32", seeds=8, controls=24)
 _python = dict(dataset="python_source", prompt="def ", lr_grid=[1])
 also = {
     "small": dict(
         n_embd=64,
         dtype="float32",
         seeds=4,
-        looks=1,
         lr_grid=[1],
         screening=True,
         curve=[0.25, 0.5, 2],

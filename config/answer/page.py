@@ -1,12 +1,21 @@
 # The page of the answer: the arms of each part in both shelves, and the claims of others.
 #   python bench/answer.py
-# The order here is the order on the page. No number of ours stands here.
+# Parts with a prediction come first on the page; the others in the order here. No number of ours
+# stands here.
 
-# The folder of each shelf below bench/results/answer, and of its further columns below that.
-shelves = {"gpt2": "gpt2", "llama": "llama"}
-columns = {"text": "python", "adamw": "adamw", "smaller": "small", "larger": "large"}
-# The column that a figure shows beside each of them; an empty one is the shelf itself.
-beside = {"text": "", "adamw": "", "smaller": "", "larger": "text"}
+# The settings: the folder of a sweep below bench/results/answer, its base and its name.
+settings = {
+    "llama": ("llama", "plays"),
+    "llama/small": ("llama", "plays, a quarter of the size"),
+    "llama/adamw": ("llama", "plays, AdamW"),
+    "llama/python": ("llama", "Python files"),
+    "llama/large": ("llama", "Python files, four times the size and tokens"),
+    "gpt2": ("gpt2", "GPT-2, plays"),
+    "gpt2/small": ("gpt2", "GPT-2, plays, a quarter of the size"),
+}
+model_of = "llama"  # the base whose settings the predictions are made from
+first = {"llama": "llama", "gpt2": "gpt2"}  # the first setting of each base
+first_name = "plays"
 # The steps of the recipe, config/answer/recipe.py.
 recipe = {
     "recipe": "round 1, candidates",
@@ -120,7 +129,8 @@ parts = {
     ),
     "Muon": dict(
         out_of=dict(gpt2="adamw", llama="adamw"),
-        swap="Muon on the matrices instead of AdamW on all, each with settings of its own",
+        swap="Muon on the matrices instead of AdamW on all, at 1,080 steps; of AdamW only rate, "
+        "warm-up and beta2 were searched",
         claims=MUON,
     ),
     "QK norm": dict(
@@ -290,11 +300,13 @@ multiples = {
     "Differential attention": 1 / 0.65,  # Ye et al. 2024: 65 % of the training tokens
 }
 
-# (shelf, part) of the annotated example, and the parts of some figures.
+# The setting and the part of the annotated example; the setting and the parts of two figures.
 example = ("gpt2", "RoPE")
-rates = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"]
-sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"]
-contexts = [
+rates = (
+    "gpt2",
+    ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"],
+)
+_contexts = [
     "RoPE",
     "All five together",
     "ALiBi",
@@ -304,3 +316,4 @@ contexts = [
     "Mamba-2",
     "Hybrid",
 ]
+contexts = ("llama", _contexts)

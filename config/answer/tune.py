@@ -12,7 +12,7 @@ out_dir = f"bench/results/answer/tune-{model}"
 design = "arms"
 screening = True
 seeds = 2
-controls, looks, also = None, 1, None  # the shelf's are not for the search
+controls, also = None, None  # the shelf's are not for the search
 learning_rate, min_lr, warmup_iters = 8e-3, 0.0, 100  # where the search starts
 
 arms = {

@@ -8,7 +8,7 @@ out_dir = f"bench/results/answer/tune-adamw-{model}"
 design = "arms"
 screening = True
 seeds = 2
-controls, looks, also = None, 1, None  # the shelf's are not for the search
+controls, also = None, None  # the shelf's are not for the search
 optimizer, learning_rate, min_lr = "adamw", 4e-3, 4e-4  # as the shelves' arm has
 
 arms = {f"rate x{rate:g}": dict(learning_rate=rate * learning_rate) for rate in (0.5, 2)}

@@ -6,7 +6,7 @@ out_dir = "bench/results/answer/tune-large-llama"
 design = "arms"
 screening = True
 seeds = 2
-controls, looks, also, curve = None, 1, None, []  # the shelf's are not for the search
+controls, also, curve = None, None, []  # the shelf's are not for the search
 dataset, prompt, dtype = "python_source", "def ", "float32"  # as in the column large
 n_embd, n_head, batch_size, device, compile = 256, 8, 48, "cuda", False
 

@@ -7,7 +7,7 @@ out_dir = "bench/results/answer/tune-python-llama"
 design = "arms"
 screening = True
 seeds = 2
-controls, looks, also, curve = None, 1, None, []  # the shelf's are not for the search
+controls, also, curve = None, None, []  # the shelf's are not for the search
 dataset, prompt, dtype = "python_source", "def ", "float32"  # as in the column python
 
 arms = {

@@ -22,8 +22,8 @@ import torch
 from tqdm import tqdm
 
 from common import files
-from common.configurator import NonNegativeInt, PositiveInt, build, load
-from common.errors import UserError, run
+from common.configurator import NonNegativeInt, PathName, PositiveInt, build, load
+from common.errors import UserError, printable, run
 from common.runtime import set_up
 from extras.knn.datastore import (
     TEMPERATURE,
@@ -48,14 +48,14 @@ TEMPERATURES = (0.3, 1, 3, 10, 30, 100)
 
 @dataclass
 class WriteConfig:
-    store: str = "datastore"  # the folder of the datastore
+    store: PathName = "datastore"  # the folder of the datastore
 
 
 @dataclass
 class KnnConfig:
-    store: str = "datastore"  # the folder of the datastore
+    store: PathName = "datastore"  # the folder of the datastore
     checkpoint: str = "latest"  # latest, best, or a step
-    data_dir: str = "data"
+    data_dir: PathName = "data"
     dataset: str | None = None  # None: what the run was trained on
     tokens: NonNegativeInt = 0  # of the split to read; 0 = all
     batch_size: PositiveInt = 16
@@ -118,7 +118,7 @@ def make(name, config):
     finally:
         files.remove(new)
     size = sum(path.stat().st_size for path in store.iterdir())
-    print(f"{store}: {count:,} keys of {data}, {size / 1e6:,.1f} MB")
+    print(printable(f"{store}: {count:,} keys of {data}, {size / 1e6:,.1f} MB"))
 
 
 def trained_index(faiss, model, split, count, config, runtime):

@@ -57,13 +57,15 @@ class Datastore:
         import faiss
 
         folder = Path(folder)
+        self.folder = folder
         self.facts = files.read_json(folder / "datastore.json", FIX)
         if self.facts.get("weights") != weights:
             raise UserError("this datastore belongs to other weights", folder, FIX)
         try:
             paths = (str(folder / f"{n}.index") for n in range(self.facts["shards"]))
             self.shards = [faiss.read_index(path, faiss.IO_FLAG_MMAP) for path in paths]
-            self.tokens = np.load(folder / "tokens.npy", mmap_mode="r", allow_pickle=False)
+            path = files.regular(folder / "tokens.npy")
+            self.tokens = np.load(path, mmap_mode="r", allow_pickle=False)
             self.weight = float(self.facts["weight"])
             self.temperature = float(self.facts["temperature"])
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -73,9 +75,10 @@ class Datastore:
         tokens = self.tokens
         fits = [isinstance(shard, faiss.IndexIVF) for shard in self.shards]
         fits += [shard.d == config.n_embd for shard in self.shards]
+        fits += [shard.metric_type == faiss.METRIC_L2 for shard in self.shards]
         fits += [tokens.dtype.kind in "iu", tokens.shape == (keys,)]
-        fits += [0 <= self.weight < 1, self.temperature > 0]
-        if not all(fits) or keys and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+        fits += [keys > 0, 0 <= self.weight < 1, 1e-6 <= self.temperature <= 1e6]
+        if not all(fits) or not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
             raise UserError("the datastore is damaged: it does not fit the model", folder, FIX)
         for shard in self.shards:
             shard.nprobe = LISTS
@@ -88,6 +91,9 @@ class Datastore:
         distances, places = (np.concatenate(part, 1) for part in zip(*results, strict=True))
         distances = np.where(places < 0, np.inf, distances)
 
+        lost = places.max() >= len(self.tokens) or np.isnan(distances).any()
+        if lost or np.isinf(distances.min(1)).any():
+            raise UserError("the datastore is damaged: its keys lead nowhere", self.folder, FIX)
         nearest = np.argsort(distances, 1, kind="stable")[:, :NEIGHBOURS]
         distances, places = (np.take_along_axis(a, nearest, 1) for a in (distances, places))
         tokens = self.tokens[np.maximum(places, 0)].astype(np.int64)

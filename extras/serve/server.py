@@ -8,6 +8,7 @@ import asyncio
 import codecs
 import dataclasses
 import json
+import logging
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from common.configurator import Range, check, keys
-from common.errors import UserError, one_line
+from common.errors import UserError, explained, one_line
+from common.files import warn_once
 from common.runtime import seed_for
 from sample import steps
 from sampling.prompts import fit
@@ -228,7 +230,7 @@ class Page:
             while piece := await self.compute(next, written, None):
                 yield json.dumps(piece) + "\n"
         except Exception as error:  # the response has begun, so its status cannot tell
-            yield json.dumps({"error": one_line(error)}) + "\n"
+            yield json.dumps({"error": explained(error)[1]}) + "\n"
         finally:  # after the step that may be running
             self.worker.submit(written.close)
 
@@ -238,7 +240,7 @@ async def show_error(request, error):
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code)
     status = 400 if isinstance(error, UserError) else 500
-    return JSONResponse({"error": one_line(error, 300) or type(error).__name__}, status)
+    return JSONResponse({"error": explained(error)[1][:300]}, status)
 
 
 def make_app(page, port):
@@ -265,8 +267,16 @@ def listen(port):
         raise UserError(what, f"port={port}", "choose another") from None
 
 
+def warn(record):
+    """Print what asyncio reports, such as that no file descriptor is left, once and as one line."""
+    error = record.exc_info[1] if record.exc_info else record.getMessage()
+    warn_once(f"new connections wait: {one_line(error)}", about="asyncio")
+    return False
+
+
 def make_server(opened, config, port):
     """A server, to be run with a socket of `listen`."""
+    logging.getLogger("asyncio").addFilter(warn)
     settings = uvicorn.Config(
         make_app(Page(opened, config), port),
         http="h11",  # it bounds the size of headers

@@ -23,7 +23,7 @@ import torch
 
 from bench.ablation.rows import threads_text
 from bench.ablation.step_times import ratio, turns
-from common.configurator import PositiveInt
+from common.configurator import PathName, PositiveInt
 from common.errors import UserError
 from extras.speed import peers
 from extras.speed.results import Rounds
@@ -51,8 +51,8 @@ MODES = (  # of sampling/fast.py: dtype, compiled
 
 @dataclass
 class SpeedConfig:
-    nanogpt: str = ""  # a checkout of nanoGPT
-    llamacpp: str = ""  # the folder where `npm install node-llama-cpp` was run
+    nanogpt: PathName = ""  # a checkout of nanoGPT
+    llamacpp: PathName = ""  # the folder where `npm install node-llama-cpp` was run
     n_layer: PositiveInt = 6
     n_head: PositiveInt = 6
     n_embd: PositiveInt = 384

@@ -26,7 +26,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from bench.ablation.rows import threads_text
-from common.configurator import PositiveInt
+from common.configurator import PathName, PositiveInt
 from common.errors import Failure, UserError
 from common.files import ROOT
 from extras.speed import results
@@ -55,7 +55,7 @@ OURS = [
 
 @dataclass
 class SpeedConfig:
-    nanogpt: str = "../nanoGPT"  # where nanoGPT is checked out
+    nanogpt: PathName = "../nanoGPT"  # where nanoGPT is checked out
     rounds: PositiveInt = 2  # runs of each
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.ablation.step_times import ratio
-from common.configurator import PositiveInt
+from common.configurator import PathName, PositiveInt
 from common.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
 from extras.speed import peers
 from extras.speed.results import Rounds, times_in_turn
@@ -72,7 +72,7 @@ PEERS = {
 @dataclass
 class SpeedConfig:
     shape: Literal["S", "A", "M", "124m"] | None = None  # None: S, then A
-    nanogpt: str | None = None  # where nanoGPT is checked out
+    nanogpt: PathName | None = None  # where nanoGPT is checked out
     compile: bool | Literal["both"] = "both"
     steps: Rounds = 40  # rounds that are timed, after three that are not
     threads: PositiveInt = 1

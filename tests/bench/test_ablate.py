@@ -3,7 +3,7 @@
 import pytest
 
 from bench.ablation import checks
-from bench.ablation.arms import list_arms
+from bench.ablation.arms import described, list_arms
 from common import files
 from common.errors import UserError
 from common.files import ROOT
@@ -93,6 +93,8 @@ def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
         if each.match:
             assert each.match["residual_percent"] == pytest.approx(100 * excess)
             assert each.match["mlp_width"] == costs.mlp_width(c)
+        set_by_matching = each.values.get("mlp_width") != (base | each.changes).get("mlp_width")
+        assert ("mlp_width=" in described(each.changes, each.match)) == set_by_matching
 
 
 def test_a_text_of_ones_own_gets_neither_the_question_nor_the_prompt_of_a_config_file():
@@ -103,6 +105,18 @@ def test_a_text_of_ones_own_gets_neither_the_question_nor_the_prompt_of_a_config
     assert config.prompt == "" and "Shakespeare" not in config.question
     config, _ = read_sweep([path, "--dataset=mine", "--prompt=Dear", "--question=Why?"])
     assert config.prompt == "Dear" and config.question == "Why?"
+
+
+def test_arms_on_the_command_line_are_the_question():
+    path = str(ROOT / "config/ablate_shakespeare.py")
+    words = {
+        arm(alibi=dict(position="alibi")): "Does alibi help",
+        arm(alibi=dict(position="alibi"), mish=dict(mlp="relu")): "Which of alibi, mish helps",
+        "--axis=norm": "Which norm helps",
+    }
+    for given, wanted in words.items():
+        assert read_sweep([path, given])[0].question.startswith(wanted)
+        assert read_sweep([path, given, "--question=Why?"])[0].question == "Why?"
 
 
 def test_arms_on_the_command_line_win_over_the_design_of_a_config_file():

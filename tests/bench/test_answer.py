@@ -2,6 +2,7 @@
 those that a few lines without our code compute from them."""
 
 import json
+import runpy
 import shutil
 
 import answer
@@ -41,7 +42,17 @@ def reported(shelf):
         same = all(line[key] == facts.get(key) for key in ("code_hash", "config_hash"))
         if same and (line["purpose"], line["status"], line["lr"]) == ("report", "done", rate):
             losses.setdefault(arm, {})[line["seed"]] = line["final_report"], line["test_loss"]
-    return plan, {arm: np.array(list(by_seed.values())) for arm, by_seed in losses.items()}
+    control = ("base", "base again")
+    for arm, by_seed in losses.items():
+        planned = len(by_seed) if arm in control else plan["seeds"]
+        losses[arm] = np.array([by_seed[seed] for seed in sorted(by_seed)[:planned]])
+    return plan, losses
+
+
+def arms_taken_out():
+    """The arms of LLaMA's shelf that take a part out, and of GPT-2's."""
+    parts = runpy.run_path(str(answer.CONFIG))["parts"].values()
+    return {arm for part in parts for arm in part.get("out_of", {}).values()}
 
 
 @pytest.mark.parametrize("shelf", SHELVES, ids=lambda shelf: shelf.name)
@@ -56,7 +67,8 @@ def test_the_differences_are_those_of_the_rows(shelf):
     for arm in arms:
         low, high = stats.ttest_ind(losses[arm], control, equal_var=False).confidence_interval(0.95)
         middle = losses[arm].mean(0) - control.mean(0)
+        if arm in arms_taken_out():  # the page tells all of the part
+            middle, low, high = -middle, -high, -low
         ends = zip(middle, low, high, strict=True)
         shown = " | ".join(f"{m:+.3f} [{a:+.3f}, {b:+.3f}]" for m, a, b in ends)
-        cards_of_arm = [card.replace("\u2020", "") for card in cards if f"| {arm} |" in card]
-        assert any(shown in card for card in cards_of_arm), (arm, shown)
+        assert any(shown in card for card in cards if f"| {arm} |" in card), (arm, shown)

@@ -1,158 +1,175 @@
-"""The page of the answer, from simulated shelves: its table says what the sweeps say, and what has
-not learned or not run is not on it."""
+"""The page of the answer, from simulated settings: it says what the sweeps say of each part, if an
+arm puts it in and if one takes it out, and what has not learned is not on it."""
 
+import re
 import runpy
-import shutil
 
+import numpy as np
 import pytest
 
-from bench.ablation import comparisons, figures, page, report, tables, worth
+from bench.ablation import comparisons, figures, page, page_tables, report, worth
 from common.files import ROOT
 from helpers.sweeps import make_sweep, write_lines
 
+CALM = {"diverged": (), "stale": False, "seeds": 6, "noise": 0.003}
 EFFECTS = {"base": 0.0, "base-again": 0.0, "rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
 BETTER, FASTER = ("less loss", "better", "Su", "https://a"), ("less time", None, "Su", "https://b")
 PARTS = {
-    "RoPE": dict(into={"gpt2": "rope"}, out_of={"llama": "no biases"}, claims=[BETTER, FASTER]),
-    "SwiGLU": dict(into={"gpt2": "swiglu"}, claims=[]),
     "Biases": dict(into={"gpt2": "no biases"}, claims=[BETTER]),
+    "RoPE": dict(into={"gpt2": "rope"}, out_of={"llama": "no biases"}, claims=[BETTER, FASTER]),
+    "SwiGLU": dict(into={"gpt2": "swiglu", "llama": "swiglu"}, claims=[]),
     "Experts": dict(into={"llama": "experts"}, claims=[]),
 }
+SETTINGS = ["llama", "llama/small", "llama/python", "llama/adamw"]
 CONFIG = {
-    "shelves": {"gpt2": "gpt2", "llama": "llama"},
-    "columns": {"smaller": "small", "text": "python", "adamw": "adamw", "larger": "large"},
-    "beside": {"smaller": "", "text": "", "adamw": "", "larger": "text"},
+    "settings": {name: ("llama", f"<{name}>") for name in SETTINGS} | {"gpt2": ("gpt2", "G")},
+    "model_of": "llama",
+    "first": {"llama": "llama", "gpt2": "gpt2"},
+    "first_name": "plays",
     "parts": {name: facts | {"swap": f"<{name}>"} for name, facts in PARTS.items()},
     "recipe": {"llama/adamw": "round 1", "recipe": "round 2"},
     "example": ("gpt2", "RoPE"),
-    **dict.fromkeys(("rates", "sizes", "contexts"), ["RoPE"]),
-    "multiples": {"RoPE": 1.3, "SwiGLU": 1.1, "Biases": 0.9, "Experts": 1.2},
+    **dict.fromkeys(("rates", "contexts"), ("gpt2", ["RoPE", "SwiGLU"])),
+    "multiples": {"RoPE": 1.3},
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def quick():
     """Few resamples, and reports without figures."""
-    monkeypatch.setattr(comparisons, "RESAMPLES", 99)
-    monkeypatch.setattr(worth, "DRAWS", 200)
-    items = [item for item in report.ITEMS if item[2] == "first"]
-    monkeypatch.setattr(report, "ITEMS", items)
-    monkeypatch.setattr(figures, "saved", lambda *_, **__: b"a picture")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparisons, "RESAMPLES", 99)
+        patch.setattr(worth, "DRAWS", 200)
+        patch.setattr(report, "ITEMS", [item for item in report.ITEMS if item[2] == "first"])
+        patch.setattr(figures, "saved", lambda *_, **__: b"a picture")
+        yield
 
 
-@pytest.fixture
-def written(tmp_path, monkeypatch):
-    """A function that writes the page of tmp_path, and returns its content."""
+def sections_of(out, names, **keys):
+    """{folder: Section} of sweeps with some effects."""
+    found = {}
+    for steps, name in enumerate(names, 1000):
+        usual = {"effects": EFFECTS, "curve_points": 5, **CALM}
+        make_sweep(out / name, max_iters=steps, **usual | keys)
+        (found[name],) = report.judge([out / name])
+    return found
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """(folder, Page) of four settings of LLaMA and one of GPT-2, written."""
+    out = tmp_path_factory.mktemp("answer")
+    for steps, name in enumerate([*SETTINGS, "gpt2"], 1000):
+        effects = EFFECTS | {"no biases": 0.03 + steps % 10 / 200}
+        make_sweep(
+            out / name, max_iters=steps, curve_points=5, test_split=True, effects=effects, **CALM
+        )
     pages = []
     kind = page.Page
 
-    def make(config, sections):
-        pages.append(kind(config, sections))
+    def make(*given):
+        pages.append(kind(*given))
         return pages[-1]
 
-    def write():
-        folders = sorted(path.parent for path in tmp_path.rglob("sweep.json"))
-        page.write(CONFIG, folders, tmp_path)
-        return pages[-1]
-
-    monkeypatch.setattr(page, "Page", make)
-    return write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "Page", make)
+        page.write(CONFIG, [out / name for name in [*SETTINGS, "gpt2"]], out)
+    return out, pages[0]
 
 
 @pytest.fixture
-def without_pictures(monkeypatch):
-    """The page has no pictures. Returns the function that draws them."""
-    draw = page.pictures_of
-    monkeypatch.setattr(page, "pictures_of", lambda made: {})
-    return draw
+def out(written):
+    return written[0]
 
 
-def shelf(out, steps=2000, **keys):
-    usual = {"effects": EFFECTS, "diverged": (), "stale": False, "seeds": 6, "noise": 0.003}
-    return make_sweep(out, max_iters=steps, curve_points=5, **usual | keys)
+@pytest.fixture
+def made(written):
+    return written[1]
 
 
-def test_the_page_says_what_the_sweeps_say(written, tmp_path):
-    for steps, name in enumerate(("gpt2", "llama", "gpt2/small", "llama/adamw"), 1000):
-        shelf(tmp_path / name, steps, noise=0.1 if name == "llama/adamw" else 0.003)
-    rope, swiglu, bias = (made := written()).measured
-    assert [part.word for part in made.measured] == ["helps in both", swiglu.word, "hurts GPT-2"]
-    assert [claim[1] for claim in rope.published] == ["seen", "cannot be tested here"]
-    assert [claim[1] for claim in bias.published] == ["opposite at our scale"]
-    out = rope.at("llama")
-    assert out.row["name"] == "RoPE taken out" and out.sign == 1 and out.row["difference"] > 0
-    assert out.taken_out and out.ratio("parameters") == pytest.approx(800_000 / 804_000)
+def test_everything_is_told_of_the_part(made, out):
+    """RoPE is taken out of LLaMA, which is worse without it, and put into GPT-2."""
+    rope = made.parts[0]
+    assert rope.name == "RoPE" and [found.taken_out for found in rope.estimates] == [True] * 4 + [0]
+    assert {found.word for found in rope.estimates} == {"helps"}
+    for found in rope.estimates:
+        assert found.row["difference"] < 0 < found.row["test_low"] * found.row["test_high"]
+        assert found.row["low"] < found.row["difference"] < found.row["high"]
+        assert 1 < found.row["worth_low"] < found.row["worth"] < found.row["worth_high"]
+    taken_out = rope.at("llama")
+    assert taken_out.row["worth"] == pytest.approx(1 / taken_out.arm["worth"])
+    assert taken_out.ratio("parameters") == pytest.approx(800_000 / 804_000)
+    assert (rope.word, rope.effect.n_helps, rope.effect.n_settings) == ("helps", 4, 4)
 
-    html, text = ((tmp_path / f"index.{kind}").read_text() for kind in ("html", "md"))
-    assert "&lt;RoPE&gt;" in html and "<RoPE>" not in html
-    for shown in (html, text):
-        assert f"{rope.at('gpt2').row['worth']:.2f} × [" in shown and "helps in both" in shown
-    for shown in (html, text):  # columns and rounds that have not run are left out
-        assert "round 1" in shown and "round 2" not in shown
-        assert "with AdamW" in shown and "on Python files" not in shown.partition("How to read")[0]
-    assert "- **Undecided for LLaMA with AdamW, helps with Muon**: RoPE\n" in text
-    assert "✓" in html and rope.at("gpt2").row["badge"]
-    assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.md" in html
-    pictures = {path.stem for path in tmp_path.glob("*.png")}
-    assert {"example", "swaps", "rates", "worths", "published"} <= pictures
+    html = (out / "index.html").read_text()
+    row_and_card = html.partition(">RoPE</summary>")[2].partition(">SwiGLU</summary>")[0]
+    assert "helps" in row_and_card and not re.search("hurts|worse", row_and_card)
+    assert html.count('<tr class="row">') == html.count('<tr class="card">') == len(made.parts)
+    assert "addEventListener" in html  # a click anywhere in a row opens its card
+    text = (out / "index.md").read_text()
+    assert "| RoPE | helps | 4 of 4 |" in text and "| SwiGLU |" in text
+    assert f"| {rope.at('gpt2').worth().split(' [')[0]} |" in text
 
 
-def test_what_the_test_split_or_another_optimizer_does_not_show_is_marked(
-    written, tmp_path, without_pictures
-):
-    shelf(tmp_path / "gpt2", test_split=True)
-    _, lines, _ = shelf(tmp_path / "llama", 1000, test_split=True)
+def test_a_log_worth_has_the_error_of_its_interval(made):
+    for found in made.parts[0].estimates:
+        worth = found.log_worth()
+        assert worth["log_worth"] == pytest.approx(np.log(found.row["worth"]))
+        width = np.log(found.row["worth_high"] / found.row["worth_low"])
+        assert worth["se"] == pytest.approx(width / 2 / 1.96) and worth["censored"] == 0
+    beyond = page.Estimate("A", made.settings[0], {**found.arm, "worth": np.inf}, True)
+    assert (beyond.log_worth()["censored"], beyond.log_worth()["log_worth"]) == (-1, -np.log(2))
+    lost = dict.fromkeys(("worth", "worth_low", "worth_high", "se"), np.nan)
+    diverged = {**found.arm, **lost, "verdict": "fails 6 of 6"}
+    worth = page.Estimate("A", made.settings[0], diverged, False).log_worth()
+    assert (worth["censored"], worth["log_worth"]) == (-1, np.log(0.25))
+    assert page.Estimate("A", made.settings[0], {**found.arm, **lost}, False).log_worth() is None
+
+
+def test_fewer_than_four_settings_predict_nothing(made):
+    biases = made.parts[-1]
+    assert biases.name == "Biases" and biases.effect is None and biases.word == "not known"
+    assert made.unmeasured == ["Experts"]
+
+
+def test_a_part_has_one_colour_and_a_setting_its_row(made, out):
+    gpt2, llama = made.settings[-1].section, made.settings[0].section
+    assert figures.style_of(gpt2, "rope") == figures.style_of(llama, "no biases")
+    tables = page_tables.made(made)
+    assert list(tables["settings"]["setting"]) == [name for _, name in CONFIG["settings"].values()]
+    assert tables["correlations"].shape == (3, 4) and "round 2" not in str(tables["recipe"])
+    assert made.scores is None  # four settings: three predict nothing
+    for name in ("html", "md"):
+        assert not re.search(r"\b(nan|inf|None)\b", (out / f"index.{name}").read_text())
+    assert "&lt;llama&gt;" in (out / "index.html").read_text()
+    pictures = {path.stem for path in out.glob("*.png")}
+    assert {"example", "settings", "rates", "tests"} <= pictures
+
+
+def test_the_test_split_is_judged_as_the_validation_text_is(made, tmp_path):
+    """By both tests and Holm's correction, and not by an interval of one comparison."""
+    assert made.test == {"shown": 3, "not shown": 0, "contradicted": 0}
+    _, lines, _ = make_sweep(tmp_path, effects=EFFECTS, test_split=True, **CALM)
     for line in lines:
-        line["test_loss"] -= 0.04 * (line["arm"] == "no biases")  # its effect
-    write_lines(tmp_path / "llama", lines)
-    shelf(tmp_path / "llama/adamw", 1500, effects=EFFECTS | {"no biases": -0.04})
-    made = written()
-    marked = [
-        (part.name, base)
-        for part in made.measured
-        for base, found in part.estimates.items()
-        if tables.only_on_validation(found.row)
-    ]
-    assert marked == [("RoPE", ("llama", ""))]
-    text = (tmp_path / "index.md").read_text()
-    assert "RoPE\u2020" in text and "\u2021 | hurts, " in text
-    assert "- **Hurts LLaMA with AdamW, helps with Muon**: RoPE\n" in text
-    title = without_pictures(made)["tests"].axes[0].get_title("left")
-    assert "Of 3 differences" in title and "show 2, do not show 1, and contradict 0" in title
+        line["test_loss"] += 0.04 * (line["arm"] == "rope") - 0.05 * (line["arm"] == "no biases")
+        line["test_loss"] += 0.006 * np.sin(line["seed"] + 1)
+    write_lines(tmp_path, lines)
+    rows = report.judge([tmp_path])[0].verdicts.set_index("arm")
+    p = rows.test_p.drop("base-again")
+    assert rows.test_p_holm["rope"] == min(1, 3 * p.min()) or p.idxmin() != "rope"
+    assert (rows.test_p_holm.drop("base-again") >= p).all()
 
 
-def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path):
-    """Titles of the figure: what the other size agrees with, contradicts and adds."""
-    small = EFFECTS | {"rope": 0.06, "swiglu": -0.05}
-    worse = EFFECTS | dict.fromkeys(("rope", "swiglu", "no biases"), 0.05)
-    shelf(tmp_path / "gpt2")
-    shelf(tmp_path / "other", 1000, effects=small, screening=True, curve=[])
-    shelf(tmp_path / "plays", 1500, effects=worse)
-    folders = [tmp_path / name for name in ("gpt2", "other", "plays")]
-    first, other, plays = (report.judge([folder])[0] for folder in folders)
-    smaller = {"gpt2": first, "gpt2/small": other}
-    larger = {"gpt2": plays, "gpt2/python": first, "gpt2/large": other}
-    for column, sections in (("smaller", smaller), ("larger", larger)):
-        made = page.Page(CONFIG, sections)
-        assert ("gpt2", column) not in made.shelves
-        title = page.pictures_of(made)[column].axes[0].get_title("left")
-        assert "Of 2 decisions of" in title
-        assert "agrees with 1\nand contradicts 1. It adds 1" in title
-        assert "Rank correlation \u22120.50 of 3 parts." in title
-
-
-def test_what_has_not_learned_or_not_run_is_not_on_the_page(written, tmp_path, without_pictures):
+def test_what_has_not_learned_or_not_run_is_said(tmp_path):
     counted = {"best": [5, 1.7], "trigrams": 1.8}  # the base ends at 1.75
-    shelf(tmp_path / "gpt2", ngrams=counted, diverged=("swiglu",))
-    shelf(tmp_path / "llama", 1000, screening=True, curve=[])
-    shelf(tmp_path / "llama/adamw", 1500)  # a column whose shelf is not on the page
-    made = written()
-    assert list(made.here) == ["gpt2"] and not made.has_answer()
-    assert "5-grams of this text" in (tmp_path / "index.html").read_text()
-    shutil.rmtree(tmp_path / "llama")
-    shelf(tmp_path / "gpt2", ngrams={"best": [5, 1.6], "trigrams": 1.7})
-    assert written().measured == []
-    assert "Nothing to show yet." in (tmp_path / "index.md").read_text()
+    sections = sections_of(tmp_path, ["llama"], ngrams=counted)
+    sections |= sections_of(tmp_path, ["gpt2"], ngrams={"best": [5, 1.6], "trigrams": 1.7})
+    made = page.Page(CONFIG, sections)
+    assert [setting.folder for setting in made.admitted] == ["llama"]
+    assert len(made.settings) == 2 and not any(part.at("gpt2") for part in made.parts)
+    (words,) = made.warnings("unfinished", "little", "differs")
+    assert words == "<llama>. little"
+    assert page.Page(CONFIG, {}).parts == []
 
 
 def test_every_arm_of_a_shelf_is_in_the_row_of_one_part():
@@ -163,17 +180,12 @@ def test_every_arm_of_a_shelf_is_in_the_row_of_one_part():
         assert sorted(filter(None, arms)) == sorted(runpy.run_path(f"{answer}/{base}.py")["arms"])
 
 
-def test_words_of_rows():
-    words = {
-        "helps in both": {"gpt2": 1, "llama": 1},
-        "helps GPT-2, not LLaMA": {"gpt2": 1, "llama": 0},
-        "helps GPT-2": {"gpt2": 1, "llama": None},
-        "helps LLaMA": {"llama": 1},
-        "hurts LLaMA": {"gpt2": None, "llama": -1},
-        "helps LLaMA, hurts GPT-2": {"gpt2": -1, "llama": 1},
-        "no difference": {"gpt2": 0, "llama": 0},
-        "no difference in GPT-2": {"gpt2": 0, "llama": None},
-        "undecided": {"gpt2": None},
-    }
-    assert {page.word_of(signs): signs for signs in words.values()} == words
-    assert page.beside("tie", {"gpt2": 1, "llama": 0}) == "better in GPT-2, seen in LLaMA"
+def test_words_beside_published_ones_and_the_digits_of_a_probability():
+    assert page.beside("better", "helps") == "seen" and page.beside("worse", "helps") == "opposite"
+    assert (
+        page.beside("tie", "hurts") == "not seen" and page.beside("tie", "no difference") == "seen"
+    )
+    assert page.beside(None, "helps") == "cannot be tested here"
+    assert page.beside("better", "not known") == "not known here"
+    texts = {0.897: "0.897", 0.8996: "0.8996", 0.9: "0.90", 0.951: "0.95", 0.102: "0.102"}
+    assert {p: page.chance(p) for p in texts} == texts

@@ -73,3 +73,7 @@ def test_a_text_is_prepared_before_the_spinner(planned, monkeypatch):
     monkeypatch.setattr(sweep, "doing", doing)
     monkeypatch.setattr(sweep, "open_data", lambda base: spinning or open_data(base))
     assert planned(arm(rope=dict(position="rope"))).data["dataset"] == "words"
+
+
+def test_names_of_arms_are_no_markup():
+    assert progress.cell("[/b]:smile:\x1b[2J").plain == r"[/b]:smile:\x1b[2J"

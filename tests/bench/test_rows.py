@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.ablation import looks, rows, schedule, verdicts
+from bench.ablation import rows, schedule
 from bench.ablation.schedule import own_controls
 from common.errors import UserError
 from helpers.sweeps import make_sweep, write_lines
@@ -97,16 +97,6 @@ def test_an_odd_row_is_named_and_left_out(tmp_path, capsys, odd):
     assert "rows.jsonl is damaged and read without line 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("odd", [{}, {"looks": ["3"]}, {"looks": [[1]]}, {"arms": 3}], ids=str)
-def test_an_odd_line_of_the_history_is_left_out(tmp_path, odd):
-    make(tmp_path)
-    plan, runs = rows.plan(tmp_path), rows.load(tmp_path)
-    looks.record([tmp_path], plan, runs, *verdicts.judge(runs, plan), [])
-    (line,) = looks.read([tmp_path], plan)
-    write_lines(tmp_path, [line | odd if odd else {}, line], "history.jsonl")
-    assert looks.read([tmp_path], plan) == [line]
-
-
 PLANS = ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', '{"margin": "wide"}']
 ODD_ARMS = ["position=rope", None, {"against": "nobody"}, {"changes": []}, {"curve": "2"}]
 PLANS += [json.dumps({"base": "base", "arms": {"base": {}, "odd": facts}}) for facts in ODD_ARMS]
@@ -143,7 +133,8 @@ def test_a_run_above_the_trigrams_of_its_text_is_stuck(tmp_path):
 
 @pytest.mark.parametrize("shift, controls, joined", [(0, 3, True), (0.1, 3, False), (0, 1, False)])
 def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, joined):
-    _, lines, _ = make(tmp_path, seeds=6)
+    sweep, lines, _ = make(tmp_path, seeds=6)
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep | {"seeds": 9}))
     done = [x for x in lines if x["purpose"] == "report" and x["status"] == "done"]
     done = [x for x in done if x["seed"] < {"rope": 3, "base": controls}.get(x["arm"], 0)]
     more = [x | {"seed": x["seed"] + 50, "hardware": "another machine"} for x in done]

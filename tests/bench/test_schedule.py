@@ -1,13 +1,14 @@
-"""The runs of a sweep and their order: learning rates, the curve of tokens, the margin, and further
-looks. The sweeps train with a stub of train.py."""
+"""The runs of a sweep and their order: learning rates, the curve of tokens, the margin, and the
+planned seeds. The sweeps train with a stub of train.py."""
 
 import math
 from collections import Counter
 
 import pytest
 
-from bench.ablation import looks, schedule, verdicts
 from bench.ablation import rows as frames
+from bench.ablation import schedule, verdicts
+from common.errors import UserError
 from helpers.ablation import arm, rows_of
 from training.run_folder import read_rows
 
@@ -83,20 +84,18 @@ def test_the_margin_is_fixed_before_the_arms_are_reported(drive, out):
     plan = frames.plan(out)
     assert plan["margin"] > 0 and "before the arms" in plan["margin_source"]
     assert plan["arms"]["base x0.5"]["curve"] == 0.5
-    assert drive(*what, "--seeds=3") == 0 and frames.plan(out)["margin"] == plan["margin"]
-    assert drive(*what, "--seeds=3", "--margin=0.5") == 0
+    assert drive(*what, "--seeds=2") == 0 and frames.plan(out)["margin"] == plan["margin"]
+    assert drive(*what, "--seeds=2", "--margin=0.5") == 0
     assert frames.plan(out)["margin_source"] == "given"
 
 
-def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(drive, out, monkeypatch):
-    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: ["rope"] * (len(runs) == 11))
-    monkeypatch.setattr(looks, "least_runs", lambda family: 2)
-    two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
-    assert drive(two, "--seeds=2", "--looks=2", "--controls=7", "--first_seed=5") == 0
-    counts = Counter(name[0] for name in rows_of(out))
-    assert counts == {"base": 4, "base again": 3, "rope": 4, "gelu_erf": 2}
-    assert {name[1] for name in rows_of(out)} == {5, 6, 7, 8}
-    assert frames.plan(out)["looks"] == [2, 4]
+def test_a_sweep_keeps_the_seeds_that_it_planned(drive, out):
+    assert drive(ROPE, "--seeds=2", "--first_seed=5", "--curve=[]", "--margin=0.1") == 0
+    assert {name[1] for name in rows_of(out)} == {5, 6}
+    with pytest.raises(UserError, match=r"seeds=3.*--first_seed"):
+        drive(ROPE, "--seeds=3", "--first_seed=5", "--curve=[]", "--margin=0.1")
+    with pytest.raises(UserError, match=r"looks.*--first_seed"):
+        drive(ROPE, "--seeds=2", "--looks=2")
 
 
 def test_arms_with_similar_names_have_folders_of_their_own(planned):

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from bench.ablation.settings import AblateConfig
-from common.configurator import Fraction, PositiveInt, Share, build, keys, load
+from common.configurator import Fraction, PositiveInt, Share, build, help_text, keys, load
 from common.files import ROOT
 from helpers.texts import message
 from model import GPTConfig
@@ -92,6 +92,7 @@ def test_values(text, key, value):
         ("--share=0", "share=0.0 is out of range .*a number above 0, at most 1"),
         ("--learning_rate=1" + "0" * 400, "learning_rate is too large"),
         ("--learning_rate=1e999", "learning_rate cannot be inf"),
+        ("--batch_size=1e30", "batch_size is too large"),
         ("--old=1", "old is not a key here.*use --new"),
         ("missing.py", "cannot read the config file.*missing.py.*config/ holds examples"),
     ],
@@ -180,6 +181,11 @@ def test_help_of_the_scripts(name, config, line):
     if name == "train.py":
         short = re.findall(r"^  --([a-z0-9_]+)=", script(name, "--help").stdout, re.MULTILINE)
         assert first == short[: len(first)] and set(short) < set(shown)
+
+
+def test_help_without_docstrings():
+    """As python -OO drops them."""
+    assert "--max_new_tokens=500" in help_text(None, [SampleConfig])
 
 
 def test_options_are_frozen():

@@ -1,5 +1,6 @@
 """How a script begins and ends, seen from outside: what it imports, its streams, its status."""
 
+import errno
 import functools
 import os
 import re
@@ -15,6 +16,7 @@ import prepare
 import sample
 import train
 from common import errors
+from common.commands import command
 from common.errors import Failure, UserError
 from common.files import ROOT
 from common.runtime import find_ranks
@@ -22,6 +24,7 @@ from helpers.checkpoints import edit_json
 from helpers.runs import arguments
 from helpers.texts import message
 
+OUT_OF_MEMORY = "out of memory (memory): use a smaller "
 LEFTOVER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 CLEAN = {key: value for key, value in os.environ.items() if key not in LEFTOVER}
 CLEAN |= {"OMP_NUM_THREADS": "1"}
@@ -150,10 +153,38 @@ def test_leftovers_of_torchrun(monkeypatch, environment):
         (ModuleNotFoundError("no", name="x"), 2, "x is not installed (package): pip install x"),
         (ValueError("no"), 1, "no (ValueError): run again with --debug to see where"),
         (UserError("no \x1b[2Jweight", "a\x9bb", "\x07\r"), 2, r"no \x1b[2Jweight (a\x9bb): \x07"),
+        (MemoryError(), 1, OUT_OF_MEMORY),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:119] you tried to"), 1, OUT_OF_MEMORY),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, OUT_OF_MEMORY),
     ],
 )
 def test_an_error_is_one_line_without_escape_sequences(error, status, message):
-    assert errors.explained(error) == (status, message)
+    found, text = errors.explained(error)
+    assert found == status and text.startswith(message)
+    assert text == message or message == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "text, shown, in_a_figure",
+    [
+        ("run-1 中\u3000文 é [b]", None, None),
+        ("\x1b[2J\x9b1m\r", r"\x1b[2J\x9b1m\r", r"\x1b[2J\x9b1m\r"),
+        ("a\u202eb\ud800", r"a\u202eb\ud800", r"a\u202eb\ud800"),
+        ("$x_1$", None, r"\$x_1\$"),
+    ],
+)
+def test_what_others_wrote_is_shown_as_text(text, shown, in_a_figure):
+    assert errors.printable(text) == (shown or text)
+    assert errors.printable(text, figure=True) == (in_a_figure or text)
+    assert errors.printable("a\n\tb\n", keep="\n\t") == "a\n\tb\n"
+
+
+def test_a_command_with_an_escape_sequence_can_be_pasted():
+    word = "--out_dir=it's\x1b[2J\\n"
+    text = command("x", word, launcher="printf %s")
+    assert "\x1b" not in text
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+    assert done.stdout.endswith(word)
 
 
 def test_names_from_others_do_not_reach_the_terminal_as_escape_sequences(

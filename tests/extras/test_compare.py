@@ -66,6 +66,15 @@ def test_the_table_holds_what_the_logs_say_and_fits_a_terminal(tmp_path, capsys)
     assert "out_dir" not in cells and "versions" not in cells and lines[-1] == "compare.png"
 
 
+def test_names_and_values_of_others_are_text(tmp_path, capsys):
+    """No markup of rich, no formula of matplotlib, no escape sequence."""
+    make_run(tmp_path / "[b]$x_{$", seed="[/red]\x1b[2J")
+    make_run(tmp_path / "out-b\x1b[2J")
+    shown = printed(capsys, "[b]$x_{$", "out-b\x1b[2J")
+    assert "[b]$x_{$" in shown and r"[/red]\x1b[2J" in shown and r"out-b\x1b[2J" in shown
+    assert "\x1b" not in shown
+
+
 def test_idle_keys_and_unnamed_slots_are_no_difference(tmp_path):
     made = [make_run(tmp_path / "out-a"), make_run(tmp_path / "out-b", norm="rmsnorm")]
     read = [compare.read_run(folder, folder.name) for folder in made]

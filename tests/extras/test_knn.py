@@ -162,9 +162,25 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
         np.save(store / "tokens.npy", wrong)
         check_refused("damaged: it does not fit")
     np.save(store / "tokens.npy", tokens)
-    for count in (10**12, "x", None, 1):
+    for count in (10**12, "x", None, 1, 0, -1):
         check_refused("the datastore is damaged", shards=count)
+    for temperature in (1e-300, 1e300, 0):
+        check_refused("damaged: it does not fit", temperature=temperature)
     import faiss
+
+    index = faiss.read_index(str(store / "0.index"))
+    keys = np.zeros((1, index.d), np.float32)
+    for key, place in ((keys, 10**9), (keys * np.nan, 0)):
+        odd = faiss.clone_index(index)
+        odd.add_with_ids(key, np.array([place]))
+        faiss.write_index(odd, str(store / "0.index"))
+        np.save(store / "tokens.npy", np.append(tokens, tokens[:1]))
+        with pytest.raises(UserError, match="damaged: its keys lead nowhere"):
+            memory.Datastore(store, facts["weights"], opened(world, "eagle")[0].config).search(
+                torch.zeros(1, index.d)
+            )
+    faiss.write_index(index, str(store / "0.index"))
+    np.save(store / "tokens.npy", tokens)
 
     width = opened(world, "eagle")[0].config.n_embd
     for other in (faiss.IndexFlatL2(width), faiss.index_factory(8, "IVF1,Flat")):

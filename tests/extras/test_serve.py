@@ -1,7 +1,9 @@
 """extras/serve: the same text as on a terminal, only our own page is answered, the page in a
 real browser."""
 
+import errno
 import json
+import logging
 import os
 import shutil
 import signal
@@ -314,6 +316,17 @@ def test_the_end_of_the_server_ends_a_text(taken, running):
         until(connection, b'"surprise"')
         stop()
     assert taken.count("step") < 100
+
+
+def test_no_file_descriptor_is_left_is_one_line(capsys):
+    """asyncio reports it with a traceback, thousands of times a second."""
+    record = logging.makeLogRecord({"msg": "socket.accept() out of system resource"})
+    try:
+        raise OSError(errno.EMFILE, "Too many open files")
+    except OSError:
+        record.exc_info = sys.exc_info()
+    assert not server.warn(record) and not server.warn(record)
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_ctrl_c_ends_quietly_and_a_taken_port_is_one_line(runs):

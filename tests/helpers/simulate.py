@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.ablation import contrasts
 from bench.ablation.contrasts import compare, contrast, pooled_variance
-from bench.ablation.looks import ALPHA, control_runs, least_runs, share_of
+from bench.ablation.power import ALPHA, control_runs, least_runs
 from common.files import ROOT
 
 PAGE = ROOT / "bench" / "results" / "simulation.md"
@@ -39,21 +39,21 @@ class Noise:
 
 @dataclass
 class Design:
-    """What a simulated sweep trains, and at how many seeds its verdicts are read."""
+    """What a simulated sweep trains."""
 
     name: str
-    planned: tuple
-    unplanned: tuple = ()
+    seeds: int
     arms: int = 5
-    controls: int | None = None  # runs of the base and its replicate; None: as many as by default
+    controls: int | None = None  # runs of the base and of base again; None: as many as by default
 
-    def control(self, seeds):
-        """(runs of the base, of its replicate) at a look."""
-        return control_runs(self.arms, seeds, self.controls)
+    @property
+    def control(self):
+        """(runs of the base, of base again)."""
+        return control_runs(self.arms, self.seeds, self.controls)
 
     @property
     def refused(self):
-        return self.planned[-1] < least_runs(self.arms)
+        return self.seeds < least_runs(self.arms)
 
 
 EQUAL = Noise("equal variances")
@@ -69,26 +69,20 @@ NOISES = (
 CHANCES = (0.05, 0.25, 0.5)
 OUTCOMES = [EQUAL, TWICE, *(Noise(f"{c:.0%} of runs stuck", stuck=c) for c in CHANCES)]
 OUTCOMES += [Noise(f"{c:.0%} on a lower plateau", stuck=c, plateau=HIDDEN) for c in CHANCES]
-LOOKS = (
-    Design("1 look", (5,)),
-    Design("3 looks", (5, 10, 20)),
-    Design("1 look, 4 unplanned", (5,), (6, 8, 11, 16)),
-    Design("1 look, one at each new seed", (5,), tuple(range(6, 16))),
-)
-SIZES = [Design(f"6 arms, {n} seeds", (n,), arms=6) for n in (4, 5, 8, 12)]
+FIVE = Design("5 arms, 5 seeds", 5)
+SIZES = [Design(f"6 arms, {n} seeds", n, arms=6) for n in (4, 5, 8, 12)]
 SHELVES = [
-    Design(f"{k} arms, {n} seeds", (n,), arms=k, controls=40)
+    Design(f"{k} arms, {n} seeds", n, arms=k, controls=40)
     for k, n in ((25, 4), (25, 8), (25, 12), (30, 8), (30, 12))
 ]
-SHELVES += [Design("25 arms, 12 then 24", (12, 24), arms=25, controls=40)]
-SCREENINGS = [Design("", (n,), controls=2 * n) for n in (2, 3)]
+SCREENINGS = [Design("", n, controls=2 * n) for n in (2, 3)]
 
 
 def draw(design, sweeps, noise=EQUAL, effects=0.0, seed=0):
     """Losses of simulated sweeps, infinite above the trigrams: (arms [seeds, sweeps, arms], those
-    of the base and of its replicate, each [runs, sweeps, 1]). effects [arms]."""
-    random, seeds = np.random.default_rng(seed), max(*design.planned, *design.unplanned, 0)
-    runs = design.control(seeds)
+    of the base and of base again, each [runs, sweeps, 1]). effects [arms]."""
+    random, seeds = np.random.default_rng(seed), design.seeds
+    runs = design.control
 
     def sample(*shape):
         if math.isinf(noise.df):
@@ -108,18 +102,9 @@ def draw(design, sweeps, noise=EQUAL, effects=0.0, seed=0):
 
 
 def words(x, control, design, margin=0.0, test=compare):
-    """What each arm is called in the report at each look, [looks, sweeps, arms]."""
-    looks = [*design.planned, *design.unplanned]
-    shares = [share_of(len(design.planned))] * len(design.planned)
-    shares += [share_of(unplanned=number + 1) for number in range(len(design.unplanned))]
-    tests = []
-    for n in looks:
-        counts = design.control(n)
-        base = np.concatenate([g[:count] for g, count in zip(control, counts, strict=True)])
-        tests.append(test([x[:n], base], margin, least_runs(design.arms)))
-    tests = np.moveaxis(np.array(tests), 0, 1)  # [3, looks, sweeps, arms]
-    ends = range(1, len(looks) + 1)
-    return np.array([contrasts.family_verdicts(*tests[:, :n], shares[:n])["verdict"] for n in ends])
+    """What each arm is called in the report, [sweeps, arms]."""
+    tests = test([x, np.concatenate(control)], margin, least_runs(design.arms))
+    return contrasts.family_verdicts(*np.broadcast_arrays(*tests))["verdict"]
 
 
 def by_welch(groups, margin, least):
@@ -130,10 +115,10 @@ def by_welch(groups, margin, least):
 
 
 def by_screening(groups, margin, least):
-    """The test of a screening: one variance for all, and no share for further looks."""
+    """The test of a screening: one variance for all."""
     s2, df = pooled_variance([*np.moveaxis(groups[0], -1, 0), groups[1][..., 0]])
     test = contrast(groups, pooled=(s2[:, None], df[:, None]))
-    return share_of(planned=1) * test.p(), test.p_tie(margin), test.difference
+    return test.p(), test.p_tie(margin), test.difference
 
 
 # --- figures, each a share of the sweeps
@@ -147,33 +132,33 @@ def average(figure, *given, sweeps=SWEEPS, **keys):
 
 
 def family_error(sweeps, noise, design, test=compare, seed=0):
-    """Some report calls an arm better or worse, where all equal the base."""
+    """The report calls an arm better or worse, where all equal the base."""
     x, control = draw(design, sweeps, noise, seed=seed)
-    return np.isin(words(x, control, design, test=test), ["better", "worse"]).any((0, 2)).mean()
+    return np.isin(words(x, control, design, test=test), ["better", "worse"]).any(1).mean()
 
 
 def power(sweeps, design, effect, noise=EQUAL, test=compare, seed=0):
     """An arm is called better whose loss is `effect` lower. The other arms equal the base."""
     effects = np.array([-effect] + [0] * (design.arms - 1))
     x, control = draw(design, sweeps, noise, effects, seed)
-    return (words(x, control, design, test=test)[-1, :, 0] == "better").mean()
+    return (words(x, control, design, test=test)[:, 0] == "better").mean()
 
 
 def tie_rates(sweeps, design, ratio, noise=EQUAL, seed=0):
     """(an arm that equals the base ties, some arm ties whose difference is the margin), where the
     margin is `ratio` standard deviations of a run."""
     x, control = draw(design, sweeps, noise, seed=seed)
-    equal, different = (words(x + d, control, design, ratio)[-1] == "tie" for d in (0, ratio))
+    equal, different = (words(x + d, control, design, ratio) == "tie" for d in (0, ratio))
     return equal.mean(), different.any(1).mean()
 
 
 def stuck_rates(sweeps, seeds, chance, effect, seed=0):
     """(better, fails, better if the runs that are stuck are dropped): an arm whose runs are stuck
     with this chance, and are lower by `effect` otherwise. No run of the base is."""
-    design = Design("", (seeds,), arms=1)
+    design = Design("", seeds, arms=1)
     x, control = draw(design, sweeps, effects=-effect, seed=seed)
     x[np.random.default_rng(seed + 1).random(x.shape) < chance] = math.inf
-    found = words(x, control, design)[-1, :, 0]
+    found = words(x, control, design)[:, 0]
     test = contrast([x, np.concatenate(control)])
     dropped = (test.p() <= ALPHA) & (test.difference < 0)
     fails = (found == "worse") & np.isinf(x).any(0)[:, 0]
@@ -209,7 +194,7 @@ def tables(sweeps):
         ]
         return table(["noise", *(design.name for design in designs)], rows)
 
-    yield of_designs(LOOKS, NOISES, lambda n, d, sweeps: shares(family_error, n, d)[0])
+    yield of_designs([FIVE], NOISES, lambda n, d, sweeps: shares(family_error, n, d)[0])
     yield of_designs([*SIZES, *SHELVES], OUTCOMES, error_and_welch_s)
     rows = [
         [d.name, f"{e:g}", *shares(power, d, e), *shares(power, d, e, EQUAL, by_welch)]
@@ -217,7 +202,7 @@ def tables(sweeps):
     ]
     yield table(["design", "effect", "found", "by Welch's test alone"], rows)
     rows = [
-        [f"{ratio:g}", seeds, n.name, *shares(tie_rates, Design("", (seeds,)), ratio, n)]
+        [f"{ratio:g}", seeds, n.name, *shares(tie_rates, Design("", seeds), ratio, n)]
         for ratio, seeds, n in itertools.product((1.0, 1.4), (5, 8, 12), (EQUAL, TWICE))
     ]
     yield table(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.ablation import rows, verdicts
-from bench.ablation.looks import control_runs
+from bench.ablation.power import control_runs
 
 EFFECTS = {  # arm -> planted effect on the final loss
     "base": 0.0,
@@ -96,7 +96,7 @@ def make_sweep(
     planned = {name: plan_of(name) for name in effects}
     planned |= {name: planned.get(name, {}) | facts for name, facts in (arms or {}).items()}
     chosen_lr = {name: 2 if name == "untied" else 1 for name in effects}
-    sweep = SWEEP | {"chosen_lr": chosen_lr, "seeds": seeds, "looks": [seeds]} | changed
+    sweep = SWEEP | {"chosen_lr": chosen_lr, "seeds": seeds} | changed
     planned |= {f"base x{k:g}": plan_of(f"base x{k:g}", k) for k in sweep["curve"]}
     sweep["arms"] = planned
 
@@ -137,6 +137,7 @@ def plan_of(name, curve=None):
     """What sweep.json says about an arm; `curve`: the base at that multiple of the tokens."""
     residual = 0.8 if name == "untied" else 0.02
     match = {"kind": "params", "mlp_width": 512, "residual_percent": residual}
+    match["adjusted"] = name == "untied"
     return {
         "changes": {} if curve else CHANGES.get(name, {"mlp": name}),
         "against": "base",

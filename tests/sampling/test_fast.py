@@ -80,6 +80,18 @@ def loss(model, n=20):
 # ---------------------------------------------------------------- the fast way is the model's way
 
 
+def test_a_table_of_positions_is_no_longer_than_needed(monkeypatch):
+    """A context of 10^12 tokens is a claim; tokens after the table are read the slower way."""
+    monkeypatch.setattr(inference, "POSITIONS", 12)
+    model = copy.deepcopy(trained("llama"))
+    expected = text(model, prompt(5), 20)
+    model.config.block_size = 10**12
+    fast, _ = prepare(model)
+    seen = stepped(fast)
+    assert len(fast.w["rope"]) == 12
+    assert torch.equal(text(fast, prompt(5), 20), expected) and len(seen) == 7
+
+
 def test_greedy_text_and_logits_are_the_models(corner):
     """Past block_size GPT-2 refuses and LLaMA goes on."""
     fast, _ = prepare(copy.deepcopy(corner))

@@ -6,17 +6,21 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import sample
 import train
+from common import configurator
 from common.errors import UserError
 from common.files import ROOT
 from helpers.runs import arguments
 from prepare import prepare
 from sample import generate
+from sampling import prompts
+from sampling.settings import SampleConfig
 from weights.checkpoint import open_run
 
 
@@ -212,16 +216,16 @@ def test_a_flag_that_moved_is_answered_by_the_command_to_paste(words, command):
 
 def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
     """In a ragged batch, past the context, each text is that of its prompt alone."""
-    prompts, alone = ["the king of rome shall ", "shall", "", "the king"], []
+    starts, alone = ["the king of rome shall ", "shall", "", "the king"], []
     options = dict(num_samples=2, max_new_tokens=20, temperature=1.5)
-    for prompt in prompts:
+    for prompt in starts:
         run(out_dir, "--jsonl", start=prompt, **options)
         alone += lines(capsys)
     file = tmp_path / "prompts.txt"
-    file.write_text("\n".join(prompts) + "\n", encoding="utf-8")
+    file.write_text("\n".join(starts) + "\n", encoding="utf-8")
     run(out_dir, "--jsonl", prompts=file, **options)
     batch = lines(capsys)
-    assert [line["prompt"] for line in batch] == [prompt for prompt in prompts for _ in range(2)]
+    assert [line["prompt"] for line in batch] == [prompt for prompt in starts for _ in range(2)]
     assert len({line["text"] for line in batch}) > 5
     for single, row in zip(alone, batch, strict=True):
         assert (single["text"], single["tokens"]) == (row["text"], row["tokens"])
@@ -230,6 +234,36 @@ def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
     run(out_dir, prompts=file, **options)
     texts = [f"{line['prompt']}{line['text']}\n{RULE}" for line in batch]
     assert capsys.readouterr().out == "".join(texts)
+
+
+def test_a_prompt_on_several_lines_gets_the_samples_that_one_line_would():
+    wanted = sample.numbered(["the", "no", "the"], 2)
+    numbers = {prompt: [n for other, n in wanted if other == prompt] for prompt in ("the", "no")}
+    assert [prompt for prompt, _ in wanted] == ["the", "the", "no", "no", "the", "the"]
+    assert numbers == {"the": [0, 1, 2, 3], "no": [0, 1]}
+
+
+def test_a_terminal_obeys_nothing_in_a_text(monkeypatch):
+    """A program gets the text as it is."""
+    text = "a\x1b[2J\tb\n"
+    assert prompts.shown(text) == text
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    assert prompts.shown(text) == "a\\x1b[2J\tb\n"
+
+
+def test_the_home_folder_in_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    argv = ["--out_dir=~/run", "--start=~/x", "~/run"]
+    given = configurator.load(argv, [SampleConfig], "")
+    run_folder = str(tmp_path / "run")
+    assert given.typed == {"out_dir": run_folder, "start": "~/x"}
+    assert given.words == [run_folder]
+    assert configurator.check("a", "~/run", configurator.PathName | None, "") == run_folder
+    (tmp_path / "run/ckpt").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"no checkpoint here .out_dir={run_folder}"):
+        sample.load("~/run")
+    with pytest.raises(UserError, match=f"cannot read the prompt.*{tmp_path}/no.txt"):
+        prompts.read_prompts("FILE:~/no.txt")
 
 
 def test_stop_and_show_probs(out_dir, capsys):

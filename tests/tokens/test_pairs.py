@@ -17,7 +17,8 @@ from helpers.texts import message, tiny_bpe
 from prepare import prepare
 from sample import generate
 from tokens import token_files
-from tokens.documents import chat_pairs
+from tokens.answers import chat_pairs, preference
+from tokens.documents import open_input
 from tokens.pairs import PairBatches, Pairs
 from tokens.token_files import load_mask, load_meta, load_split
 from weights.checkpoint import open_run
@@ -126,6 +127,50 @@ def test_each_answer_of_a_conversation_is_a_pair():
     in_parts = [CHAT[1], {"role": "assistant", "content": halves}]
     for messages in (CHAT[1:3], shared, in_parts):
         assert chat_pairs(messages, "here") == [("User: Who rules?\nAssistant:", " The king.")]
+
+
+@pytest.mark.parametrize("role", ["gpt", "chatgpt", "model", "ai", "Assistant", "bot"])
+def test_an_assistant_by_another_name_answers(role):
+    messages = [{"from": "human", "value": "Who rules?"}, {"from": role, "value": "The king."}]
+    assert chat_pairs(messages, "here") == [("User: Who rules?\nAssistant:", " The king.")]
+    assert "'narrator'" in message(chat_pairs, [{"role": "narrator", "content": "x"}], "here")
+
+
+ASKED = [{"role": "user", "content": "Who?"}]
+YES = {"role": "assistant", "content": "I do."}
+NO = {"role": "assistant", "content": "I don't."}
+BOTH = [("User: Who?\nAssistant:", " I do."), ("User: Who?\nAssistant:", " I don't.")]
+
+
+@pytest.mark.parametrize(
+    "row, expected",
+    [
+        ({"prompt": "p", "chosen": "a", "rejected": "b"}, [("p", "a"), ("p", "b")]),
+        ({"chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, BOTH),
+        ({"prompt": "Who?", "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, BOTH),
+        ({"prompt": "Who?", "chosen": [YES], "rejected": [NO]}, BOTH),
+        ({"prompt": ASKED, "chosen": [YES], "rejected": [NO]}, BOTH),
+        (  # as in Anthropic's HH-RLHF
+            {"chosen": "Human: Who?\n\nAI: Me now", "rejected": "Human: Who?\n\nAI: My dog"},
+            [("Human: Who?\n\nAI:", " Me now"), ("Human: Who?\n\nAI:", " My dog")],
+        ),
+        ({"chosen": "Yes.", "rejected": "Yes. No."}, [("", "Yes."), ("", "Yes. No.")]),
+    ],
+)
+def test_preferences_in_every_form_also_beside_messages(tmp_path, row, expected):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row | {"messages": [*ASKED, YES], "score_chosen": 5.0}) + "\n")
+    rows = open_input(str(path))
+    assert rows.preferences and [pairs for _, pairs in rows.rows()] == [expected]
+
+
+def test_preferences_without_one_prompt_are_refused():
+    other = [{"role": "user", "content": "What?"}, NO]
+    for row in (
+        {"chosen": [*ASKED, YES], "rejected": other},
+        {"chosen": [*ASKED, YES], "rejected": [*ASKED, NO, *ASKED]},
+    ):
+        assert "(here:3)" in message(preference, row, "here:3")
 
 
 def test_a_conversation_is_in_one_split(tmp_path, capsys):

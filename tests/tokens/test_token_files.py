@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from common.errors import Failure
 from helpers.texts import message
 from tokens import token_files
 from tokens.batches import Text
+from tokens.data import open_split
 from tokens.pairs import Pairs
 from tokens.token_files import fingerprint, load_mask, load_meta, load_split, load_tokenizer
 
@@ -94,6 +96,32 @@ def test_a_token_file_cut_off_while_it_is_read(folder):
     for reading in (*samples, *evaluations):
         with pytest.raises(Failure, match="200 to 20 bytes .*train.bin.*--init_from=resume"):
             reading.get(0, 1) if reading in samples else next(reading)
+
+
+def test_ids_beyond_the_vocabulary_that_appear_while_a_file_is_read(folder):
+    """A Failure that names the file, not an error of the embedding."""
+    tokens = load_split(folder, "train", 8)
+    mask = np.tile(np.uint8([0, 1]), 50)
+    readers = []
+    for split in (Text(tokens, 8, vocab_size=7), Pairs(tokens, mask, 8, vocab_size=7)):
+        readers.append(partial(split.batches(1).get, 0, 1))
+        readers.append(partial(next, split.eval_batches(2)))
+    for read in readers:
+        read()
+    with open(folder / "train.bin", "r+b") as file:  # the same file, overwritten
+        file.write(b"\7\0" * 100)
+    for read in readers:
+        with pytest.raises(Failure, match="id 7 .*vocab_size=7.*train.bin.*--init_from=resume"):
+            read()
+
+
+def test_a_run_watches_the_ids_of_its_dataset(folder):
+    """Text and pairs know their vocabulary."""
+    mask = np.tile(np.uint8([0, 1]), 50)
+    assert open_split(folder, "train", 8).vocab_size == 7
+    (folder / "train.mask.bin").write_bytes(mask.tobytes())
+    change_split(folder, "train", mask_sha256=hashlib.sha256(mask).hexdigest())
+    assert open_split(folder, "train", 8).vocab_size == 7
 
 
 def test_a_dataset_prepared_again_disturbs_no_reader(folder):

@@ -173,3 +173,10 @@ def test_tensorboard_and_csv_hold_the_rows_of_the_log(tmp_path, capsys):
     found = [(each.step, each.value) for each in shown.Scalars("loss")]
     assert found == [(step, pytest.approx(loss)) for step, loss in losses]
     assert [each.step for each in shown.Scalars("val_loss")] == [24]
+
+
+def test_the_name_of_a_folder_is_no_formula(tmp_path, capsys):
+    folder = tmp_path / "$x_{$"
+    folder.mkdir()
+    run_folder.draw([{"step": 1, "loss": 2.0}], folder / "loss.png", {})
+    assert (folder / "loss.png").exists() and not capsys.readouterr().err

@@ -9,10 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import train
+from common.configurator import keys
+from common.errors import Failure, UserError
 from helpers.checkpoints import copy_run, edit_json, prepare_words, reseal, resume
 from helpers.formats import refused
-from parts.architectures import ARCH, configure, make
-from weights import checkpoint
+from parts.architectures import ARCH, MODEL_KEYS, configure, make
+from training.settings import TrainConfig
+from weights import checkpoint, checks
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +81,14 @@ SPOILT = [  # (how, what the error says)
     (tensors("model", lambda weights: without(WQ, weights)), f"{UNFIT}.*no {WQ}"),
     (model(**{"module.x": torch.zeros(1)}), f"{UNFIT}.*no place for module.x"),
     (model(**{WQ: ONES}), rf"{UNFIT}.*{WQ} is \(3, 8\)"),
+    (model(**{WQ: torch.ones([1] * 9)}), f"{WQ} has 9 dimensions"),
     (model(**{WQ: ONES.int()}), f"{WQ} is of type int32"),
     (model(**{WQ: ONES * float("nan")}), f"{WQ} holds NaN or infinity"),
     (model(**{WQ: ONES.double() * -1e300}), f"{WQ} holds NaN or infinity"),
-    (config(n_layer=10**9), "n_layer=1000000000, but there are "),
+    (config(n_layer=10**9), "n_layer=1000000000 is out of range"),
+    (config(n_layer=999), "n_layer=999, but there are "),
+    (config(window=10**30), "window is too large"),
+    (config(rope_twist=True), "unknown key rope_twist.*update this repo"),
     (config(n_layer="2"), "n_layer must be int, not '2'"),
     (config(vocab_size=10**12), f"{UNFIT}.*wte.weight"),
     (config(n_embd=10**15), "no model has these sizes"),
@@ -113,6 +121,32 @@ def test_a_crafted_checkpoint_is_refused(out, data_dir, tmp_path, monkeypatch, s
     files = [path for path in out.rglob("*") if path.is_file() and path.name != "lock"]
     assert {path: path.read_bytes() for path in files} == before
     assert not Path("exploded").exists()
+
+
+@pytest.mark.parametrize("sums", ['{"../../latest": "0"}', '{"/etc/passwd": "0"}', "[]"])
+def test_checksums_are_of_the_own_files_alone(out, sums):
+    folder = checkpoint.find(out)
+    (folder / "checksums.json").write_text(sums)
+    message = refused(checkpoint.open_run, out)
+    assert str(folder) in message and ("latest" in message) == ("latest" in sums)
+    assert "sha256" not in message, "nothing else is read"
+
+
+def test_every_key_of_a_run_is_known():
+    assert keys(TrainConfig).keys() <= MODEL_KEYS | {*checks.RUN_KEYS}
+
+
+def test_what_does_not_fit_into_memory_is_one_line_before_it_is_made(out, data_dir, monkeypatch):
+    monkeypatch.setattr(checks, "memory_here", lambda: 4 * 1128)
+    assert checkpoint.open_run(out)  # 1,128 parameters
+    where = ["--device=cpu", f"--data_dir={data_dir}", "--dataset=words", f"--out_dir={out}-new"]
+    with pytest.raises(Failure, match="out of memory: .*choose a smaller model"):
+        train.main([*where, "--model=llama", "--n_embd=8", "--n_head=2", "--n_layer=1"])
+    with pytest.raises(UserError, match="no model has these sizes"):
+        train.main([*where, "--model=llama", "--n_embd=1000000000000000", "--n_head=1"])
+    monkeypatch.setattr(checks, "memory_here", lambda: 4 * 1127)
+    with pytest.raises(Failure, match="out of memory: 1,128 parameters"):
+        checkpoint.open_run(out)
 
 
 def test_a_tokenizer_that_does_not_fit_is_named_by_its_file(out):

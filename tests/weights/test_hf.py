@@ -141,7 +141,8 @@ REFUSED = {  # {model_type: [(key, value, what the message names instead of the 
         ("rms_norm_eps", math.nan),
         ("num_hidden_layers", HUGE),
         ("vocab_size", 10**12, "wte.weight is"),
-        ("intermediate_size", 10**30, "no model has these sizes"),
+        ("intermediate_size", 10**18, "no model has these sizes"),
+        ("intermediate_size", 10**30),
         ("rope_parameters", {"full_attention": {"rope_theta": 5.0}}, "full_attention"),
         ("rope_parameters", THETA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ("rope_scaling", "dynamic", "rope_type='dynamic'"),
@@ -212,7 +213,13 @@ def text(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
+def with_others_without_index(folder):
+    (folder / INDEX).unlink()
+    shutil.copy(second(folder), folder / "model-00001-of-00099.safetensors")
+
+
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize(
@@ -227,13 +234,47 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
         ("single", lambda f: replace_by_pipe(f / CONFIG), "it is a pipe or a device"),
         ("single", lambda f: replace_by_pipe(f / WEIGHTS), f"it is a pipe or a device.*{WEIGHTS}"),
         ("shards", lambda f: truncate(second(f)), "model-00002-of"),
-        ("shards", lambda f: second(f).unlink(), "there is no tensor"),
+        ("shards", lambda f: second(f).unlink(), "cannot read .*model-00002-of"),
+        ("shards", text(INDEX, b'{"weight_map": {"a": "../a"}}'), "weight_map does not.*index"),
+        ("shards", text(INDEX, b'{"weight_map": ["a"]}'), "weight_map does not.*index"),
+        (
+            "shards",
+            with_others_without_index,
+            "is in model-00001-of-00099.* and in model-",
+        ),
+        ("single", text("adapter_config.json", b"{}"), "adapter_config.json is of an adapter"),
+        ("single", text("adapter_model.safetensors", b""), "adapter_model.safetensors is of an ad"),
     ],
 )
 def test_a_damaged_folder(saved, kind, damage, words, tmp_path):
     folder = shutil.copytree(saved / kind, tmp_path / "copy")
     damage(folder)
     assert re.search(words, refused(load_pretrained, str(folder)))
+
+
+def test_the_index_decides_which_shards_belong_to_the_model(saved, tmp_path):
+    folder = shutil.copytree(saved / "shards", tmp_path / "copy")
+    other = {"model.norm.weight": torch.ones(84)}
+    safetensors.torch.save_file(other, folder / "model-00099-of-00099.safetensors")
+    read = load_pretrained(str(folder))[2]
+    for name, tensor in load_pretrained(str(saved / "single"))[2].items():
+        assert torch.equal(read[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "case, prefix, table",
+    [
+        ("gpt2", "_orig_mod.", "transformer.wte.weight"),
+        ("llama-tied", "module._orig_mod.", "model.embed_tokens.weight"),
+    ],
+)
+def test_names_with_a_wrapper_and_a_tied_matrix_under_its_other_name(case, prefix, table, tmp_path):
+    config, tensors = parts(theirs(case))
+    tensors["lm_head.weight"] = tensors.pop(table)
+    wrapped = {prefix + name: tensor for name, tensor in tensors.items()}
+    made = ours(*load_pretrained(save(tmp_path, config, wrapped)))
+    assert difference(theirs(case), made, IDX) < 1e-5
+    assert made.lm_head.weight is made.wte.weight
 
 
 # ---------------------------------------------------------------- names
@@ -293,7 +334,7 @@ def test_the_hub(saved, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load_pretrained("gpt2-xl")[0] == "llama"
     assert asked["name"] == "openai-community/gpt2-xl" and asked["revision"] == "abc"
-    wanted = [CONFIG, WEIGHTS, "model-00001-of-00002.safetensors", "tokenizer.json"]
+    wanted = [CONFIG, WEIGHTS, INDEX, "model-00001-of-00002.safetensors", "tokenizer.json"]
     others = ["pytorch_model.bin", "model.pt", "onnx/model.onnx", "consolidated.safetensors"]
     patterns = asked["allow_patterns"]
     assert wanted == [n for n in wanted + others if any(fnmatch(n, p) for p in patterns)]

@@ -1,0 +1,44 @@
+"""The factors of the settings (text, optimizer, ...) on which the worth of a part depends."""
+
+import numpy as np
+from scipy.special import logsumexp
+
+from bench.ablation import effects
+
+SHIFTS = np.linspace(-4, 4, 33)  # effects of a factor, in units of the part's spread
+STEPS = np.linspace(-8, 8, 17)  # of the grid of the mean; enough for an integral
+ERROR = 0.05  # the chance to name any factor of a part that depends on none
+
+
+def depends_on(worths, factors):
+    """{part: [factor]}: the factors whose main effect on the log worth of a part is decided.
+    worths: as effects.fit takes them. factors: {factor: {setting: level}}, or a pandas table with a
+    row for each setting. Only factors of two levels are judged, and none of a part whose settings
+    are too few to tell them apart."""
+    found = {}
+    for part, posterior in effects.posteriors(worths).items():
+        settings = posterior.rows["setting"]
+        signs = {}
+        for factor in factors:
+            levels = [factors[factor][setting] for setting in settings]
+            if len(set(levels)) == 2:
+                signs[factor] = np.array([level == levels[0] for level in levels]) - 0.5
+        design = np.column_stack([np.ones(len(settings)), *signs.values()])
+        found[part] = []
+        if np.linalg.matrix_rank(design) == 1 + len(signs) < len(settings):
+            for factor, sign in signs.items():
+                if is_decided(posterior, sign, ERROR / len(signs)):
+                    found[part].append(factor)
+    return found
+
+
+def is_decided(posterior, sign, error):
+    """Whether the sign of a factor's effect is known. The effect has a flat prior; the part's own
+    mean and tau are integrated out. sign: 0.5 or -0.5 for each setting."""
+    evidence = []
+    for shift in SHIFTS * effects.spread(posterior.rows):
+        *_, log_likelihood = effects.grid(posterior.rows, posterior.taus, STEPS, shift * sign)
+        evidence.append(logsumexp(logsumexp(log_likelihood, 1) + np.log(posterior.prior)))
+    weights = np.exp(evidence - max(evidence))
+    weights /= weights.sum()
+    return max(weights[SHIFTS < 0].sum(), weights[SHIFTS > 0].sum()) > 1 - error / 2

@@ -1,0 +1,127 @@
+"""The figures of the page of the answer: functions that return a matplotlib Figure, or None where
+the data lack."""
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy import stats
+
+from bench.ablation import tables
+from bench.ablation.figures import (
+    COLORS,
+    FAINT,
+    GREY,
+    INK,
+    LOSS,
+    MUTED,
+    WIDTH,
+    differences,
+    log_axis,
+    style_of,
+    yardsticks,
+)
+from bench.ablation.tables import known, multiple
+
+ARROW = {"arrowstyle": "->", "color": MUTED, "linewidth": 1}
+TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)  # of multiples
+MARKERS = "osD^v"  # of settings
+
+
+def example(section, arm):
+    """The worth of one arm, as it is read off the base's curve."""
+    (row,) = [row for row in section.verdicts.to_dict("records") if row["arm"] == arm]
+    curve = section.curve
+    loss = row["val_loss_report"]
+    worth = row["worth"]
+    if not (curve and known(worth)):
+        return None
+    color = style_of(section, arm)["color"]
+    figure = Figure(figsize=(WIDTH, 3.6))
+    axes = figure.subplots()
+    axes.plot(curve.grid, [curve.loss_at(k) for k in curve.grid], color=GREY, linewidth=1.6)
+    for k, mean, se, _ in curve.points:
+        axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
+    yardsticks(axes, section)
+    runs = section.reported(arm)["val_loss_report"]
+    axes.plot(np.full(len(runs), 1), runs, ".", color=color, alpha=0.6)
+    bottom, top = axes.get_ylim()
+    axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=color, linewidth=1.2)
+    axes.plot(worth, loss, "o", color=color, markersize=7)
+    log_axis(axes, curve.multiples, [f"{k:g}×" for k in curve.multiples])
+    xlabel = "training tokens of the base (1×: as many as each part has)"
+    axes.set(xlabel=xlabel, ylabel=LOSS, ylim=(bottom, top))
+
+    few = 1.6 * curve.multiples[0]
+    notes = (  # (text, its place, the point that it is about)
+        ("1. The base, trained\non fewer and more tokens", 0.5, 0.85, (few, curve.loss_at(few))),
+        (f"2. Each dot is a run\nwith {row['name']}", 0.4, 0.12, (0.98, loss)),
+        ("3. The base reaches\ntheir mean here", 1.6, 0.29, (worth, loss)),
+        (f"4. {multiple(row)} × the tokens", 0.8, 0.04, (worth, bottom)),
+    )
+    for text, x, y, point in notes:
+        place = x, bottom + y * (top - bottom)
+        arrow = ARROW if y > 0.1 else None
+        axes.annotate(text, point, place, arrowprops=arrow, ha="center", va="center", fontsize=9)
+    return figure
+
+
+def across(parts, settings):
+    """The worth of each part in each setting, with its interval; the mean over the settings (the
+    diamond), and the 95 % interval for a new setting (the band)."""
+    shown = [part for part in parts if part.effect and known(part.effect.mean)]
+    if not shown or len(settings) < 2:
+        return None
+    shown = sorted(shown, key=lambda part: -part.effect.mean)
+    figure = Figure(figsize=(WIDTH, 1.3 + 0.42 * len(shown)))
+    axes = figure.subplots()
+    offsets = np.linspace(-0.3, 0.3, len(settings))
+    styles = [
+        {"color": COLORS[1 + place % (len(COLORS) - 1)], "marker": MARKERS[place % len(MARKERS)]}
+        for place in range(len(settings))
+    ]
+    for place, part in enumerate(shown):
+        ends = np.exp([part.effect.new_low, part.effect.new_high])
+        axes.barh(place, ends[1] - ends[0], left=ends[0], height=0.8, color=FAINT, alpha=0.6)
+        for setting, offset, style in zip(settings, offsets, styles, strict=True):
+            found = part.at(setting.folder)
+            if found and found.bar():
+                worth, low, high = found.bar()
+                axes.plot([low, high], [place + offset] * 2, color=style["color"], linewidth=1.6)
+                axes.plot(worth, place + offset, markersize=4, **style)
+        axes.plot(np.exp(part.effect.mean), place, "D", color=INK, markersize=5, zorder=5)
+    axes.axvline(1, color=INK, linewidth=0.8)
+    axes.set(
+        ylim=(len(shown) - 0.5, -0.5), xlabel="worth, times the tokens (right: the part helps)"
+    )
+    axes.set_yticks(range(len(shown)), [part.name for part in shown])
+    axes.grid(axis="y", visible=False)
+    low, high = axes.get_xlim()
+    ticks = [k for k in TICKS if max(low, 0.1) <= k <= high]
+    log_axis(axes, ticks, [f"{k:g}" for k in ticks])
+    handles = [
+        Line2D([], [], label=setting.name, **style)
+        for setting, style in zip(settings, styles, strict=True)
+    ]
+    handles.append(Line2D([], [], label="mean", color=INK, marker="D", linestyle=""))
+    handles.append(Line2D([], [], label="new setting", color=FAINT, linewidth=7))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def on_test_split(estimates):
+    """The decided differences of estimates beside those on the test split, both of the part."""
+    rows = []
+    for found in estimates:
+        row = found.row
+        if tables.sign_of(row) and tables.sign_on_test(row) is not None:
+            rows.append(row | {"name": f"{found.part}, {found.setting.base_name}"})
+    if len(rows) < 3:
+        return None
+    tests = [[row[key] for key in tables.TEST] for row in rows]
+    return differences(rows, tests, ("validation", "test"), share=0.5)[0]
+
+
+def rank_correlation(first, second):
+    """Spearman's correlation as text, with the number of parts."""
+    value = stats.spearmanr(first, second).statistic
+    return f"{value:.2f} of {len(first)}".replace("-", "\u2212")

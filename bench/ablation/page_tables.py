@@ -1,0 +1,112 @@
+"""The tables of the page of the answer, besides the parts' own: functions of a Page that return a
+frame of texts, or None."""
+
+import pandas as pd
+
+from bench.ablation import figures, page_figures, tables
+from bench.ablation.tables import DASH, known, number
+
+
+def settings_table(page):
+    """What each setting is, and how far its base has learned."""
+    rows = []
+    for setting in page.settings:
+        plan = setting.section.plan
+        facts = setting.section.facts
+        values = plan["base_values"]
+        tokens = plan["max_iters"] * values["batch_size"] * values["block_size"]
+        rows.append(
+            {
+                "setting": setting.name,
+                "parameters": number(
+                    setting.section.cost(plan["base"], "parameters"), tables.short
+                ),
+                "text": figures.NAMES.get(plan["data"]["dataset"], plan["data"]["dataset"]),
+                "vocabulary": f"{plan['data']['vocab_size']:,}",
+                "optimizer": figures.NAMES.get(values["optimizer"], values["optimizer"]),
+                "tokens": tables.short(tokens),
+                "steps": f"{plan['max_iters']:,}",
+                "loss of the base": number(facts.base_whole, ".3f"),
+                "trigrams": number(plan["ngrams"].get("trigrams"), ".3f"),
+                "runs of the base": number(facts.base_n, ".0f"),
+                "in the model": "yes" if setting in page.modelled else "no",
+                "timed on": next(iter(setting.section.costs["machine"]), DASH),
+            }
+        )
+    return pd.DataFrame(rows) if rows else None
+
+
+def correlations_table(page):
+    """The rank correlation of what the parts change in nats between any two settings of the model,
+    and the number of parts that both measured."""
+    settings = page.modelled
+    if len(settings) < 2:
+        return None
+    rows = []
+    for place, setting in enumerate(settings[1:], 1):
+        row = {"setting": setting.name} | {other.name: DASH for other in settings[:-1]}
+        for other in settings[:place]:
+            pairs = [(part.at(setting.folder), part.at(other.folder)) for part in page.parts]
+            pairs = [pair for pair in pairs if all(pair)]
+            if len(pairs) > 2:
+                here = [found.row["difference"] for found, _ in pairs]
+                there = [found.row["difference"] for _, found in pairs]
+                row[other.name] = page_figures.rank_correlation(here, there)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def scores_table(page):
+    """How good the predictions of one setting from the others are."""
+    scores = page.scores
+    if not scores:
+        return None
+    ends = ""
+    if known(scores["coverage_low"]):
+        ends = f" [{scores['coverage_low']:.2f}, {scores['coverage_high']:.2f}]"
+    texts = {
+        "settings": f"{scores['settings']}",
+        "predictions": f"{scores['n']}",
+        "coverage [95 %, by setting]": f"{scores['coverage']:.2f}{ends}",
+        "Brier score of P(helps)": f"{scores['brier']:.3f}",
+        "Brier score of the best constant": f"{scores['brier_constant']:.3f}",
+        "signs called": f"{scores['called']}",
+        "wrong among these": number(scores["wrong"], ".0%"),
+    }
+    return pd.DataFrame(texts.items(), columns=["each setting, from the others", ""])
+
+
+def tests_table(page):
+    """How many of the decided differences the test split shows."""
+    if not page.test:
+        return None
+    return pd.DataFrame(page.test.items(), columns=["on the test plays", "differences"]).astype(str)
+
+
+def recipe_table(page):
+    """The steps of the recipe."""
+    rows = []
+    for step, section in page.recipe.items():
+        for row in section.swaps:
+            cells = {"step": step, "change": row["name"], "verdict": row["verdict"]}
+            cells["nats"] = tables.difference(row, 3)
+            cells["worth × tokens"] = tables.multiple(row, ends=section.curve_ends)
+            time_ends = section.time_ends(row["arm"])
+            cells["× time"] = tables.multiple(row, "worth_time", time_ends)
+            rows.append(cells | {"runs": f"{row['n']:.0f}"})
+    return pd.DataFrame(rows) if rows else None
+
+
+TABLES = {
+    "scores": scores_table,
+    "settings": settings_table,
+    "correlations": correlations_table,
+    "tests": tests_table,
+    "recipe": recipe_table,
+}
+
+
+def made(page):
+    """{key: frame of texts} of the tables that have rows."""
+    frames = {key: make(page) for key, make in TABLES.items()}
+    return {key: frame for key, frame in frames.items() if frame is not None}
