@@ -258,7 +258,7 @@ def describe(meta, skipped):
     for split, entry in meta["splits"].items():
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
         print(f"  {split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
-        for unit in ("documents", "pairs"):
+        for unit in ("documents", "pairs", "preferences"):
             if unit in entry:
                 print(f"    {unit}: {entry[unit]:,}")
         if "longest" in entry:

@@ -34,19 +34,9 @@ from parts.architectures import make
 from tokens import token_files
 from tokens.batches import Loader, to_device
 from tokens.data import Dataset
-from training import evaluation, ranks, run_folder, terminal
-from training.flops import used_parameters
-from training.net import Loss, compiled, evaluation_net, recompute_blocks
+from training import description, evaluation, net, ranks, run_folder, terminal
 from training.optim import learning_rate, make_optimizers
-from training.settings import (
-    TrainConfig,
-    check_order,
-    check_vocabulary,
-    first_state,
-    import_weights,
-    new_model_config,
-    read_config,
-)
+from training.settings import TrainConfig, check_order, first_state, read_config
 from weights import checkpoint
 from weights.checks import check_size
 
@@ -83,15 +73,13 @@ def prepare_missing(folder):
 def make_model(settings, tokenizer, vocab_size):
     """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new."""
     if settings.folder:
-        model = checkpoint.load_model(settings.folder, settings.model)
-        check_vocabulary(model.config.vocab_size, vocab_size, settings.config)
-        return model
+        return checkpoint.load_model(settings.folder, settings.model)
     if settings.config.init_from == "scratch":
         return new_model(settings, vocab_size)
 
     from weights import hf  # here, since it is rarely needed
 
-    settings, weights = import_weights(settings, hf, tokenizer)
+    settings, weights = net.import_weights(settings, tokenizer)
     model = new_model(settings, vocab_size)
     hf.load_weights(model, weights)
     return model
@@ -99,7 +87,7 @@ def make_model(settings, tokenizer, vocab_size):
 
 def new_model(settings, vocab_size):
     """A model with initial weights, which depend on the seed alone."""
-    config = new_model_config(settings, vocab_size)
+    config = net.new_model_config(settings, vocab_size)
     check_size(config, settings.config.device)
     torch.manual_seed(seed_for(settings.config.seed, INITIAL_WEIGHTS))
     return make(config)
@@ -130,6 +118,7 @@ class Run:
     unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
     changing: bool = False  # whether a step is changing what is saved, which is then of no step
     hold: run_folder.Hold | None = None  # of its folder, on rank 0 while it trains
+    progress: Callable = lambda *counted: None  # takes a split, its batches scored, all of them
 
     def __post_init__(self):
         size = self.config.batch_size
@@ -141,15 +130,17 @@ class Run:
         self.has_means = any(hasattr(m, "running_mean") for m in self.model.modules())  # batchnorm
 
 
-def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=None):
+def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring=None):
     """The Run of some Settings. Raises UserError if data, model and checkpoint do not fit.
 
     A script with other samples, another loss or another evaluation passes its own open_data(config,
     runtime), make_loss(model) or scoring(run, stop), which takes the place of `score`."""
     config = settings.config
 
-    # The data and the model.
+    # The data and the model. Weights are looked for before a text is tokenized.
+    net.find_weights(settings)
     data = open_data(config, runtime)
+    net.check_tokens(settings, data.tokenizer)
     state = first_state(settings, data.fingerprint)
     model = make_model(settings, data.tokenizer, data.vocab_size).to(runtime.device)
     data.open(model.config.block_size, config.order_seed, config.eval_tokens)
@@ -158,7 +149,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=Non
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     step_samples = config.batch_size * config.gradient_accumulation_steps
     tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
-    flops = 6 * used_parameters(model) * tokens
+    flops = 6 * description.used_parameters(model) * tokens
     reason = "as asked" if settings.state is None else "as when this run began"
     runtime.choose_compile(config.compile, flops, reason)
     kind = runtime.device.split(":")[0]
@@ -167,7 +158,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=Non
 
     # The model as it is trained, and its optimizers.
     if config.activation_checkpointing:
-        recompute_blocks(model, runtime)
+        net.recompute_blocks(model, runtime)
     ranks.shard(model, config.parallel, runtime)
     # AdamW updates all parameters; if Muon is chosen, it takes over the matrices of the blocks.
     optimizers = make_optimizers(model, config, runtime)
@@ -181,7 +172,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=Loss, scoring=Non
         samples=data.batches,
         model=model,
         loss_module=loss_module,
-        net=ranks.with_ddp(compiled(loss_module, runtime), model, runtime, accumulates),
+        net=ranks.with_ddp(net.compiled(loss_module, runtime), model, runtime, accumulates),
         optimizers=optimizers,
         scaler=torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16"),
         step=state["step"],
@@ -302,13 +293,15 @@ def read_steps(run):
 
 
 @torch.no_grad()
-def evaluate(run, split, limit, stop=None):
+def evaluate(run, split, limit, stop=None, name=""):
     """Score `limit` tokens of a split (0: all), each exactly once, with dropout off. The ranks
     divide the batches among them. Returns a row for each batch: sum of losses, number of targets,
-    ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process."""
+    ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process.
+    run.progress is told the split's name."""
     runtime = run.runtime
-    scored = evaluation_net(run.net, runtime.device)
+    scored = net.evaluation_net(run.net, runtime.device)
     batches = split.eval_batches(run.config.batch_size, limit)
+    total = math.ceil(split.eval_rows(limit) / run.config.batch_size)
     values = []  # of each batch: its mean loss, or what the loss gives `measured`
     counts = []  # of each batch: its targets, and its rows
 
@@ -329,6 +322,7 @@ def evaluate(run, split, limit, stop=None):
         for rank, (_, y, *_) in enumerate(group):
             values.append(value)
             counts.append(split.counts(y) if rank == runtime.rank else (0, 0))
+        run.progress(name, len(counts), total)
     run.model.train()
     return ranks.all_reduce_sum(evaluation.batch_sums(values, counts), runtime)
 
@@ -341,11 +335,11 @@ def score_splits(run, data, stop=None):
     val_split = data.splits["val"]
     train_limit = min(EVAL_TRAIN_TOKENS, limit or len(val_split))
     sums = {
-        "train": evaluate(run, data.splits["train"], train_limit, stop),
-        "val": evaluate(run, val_split, limit, stop),
+        "train": evaluate(run, data.splits["train"], train_limit, stop, "train"),
+        "val": evaluate(run, val_split, limit, stop, "val"),
     }
     if limit and run.step == run.config.max_iters:
-        sums["whole"] = evaluate(run, val_split, 0, stop)
+        sums["whole"] = evaluate(run, val_split, 0, stop, "all of val")
     if any(values is None for values in sums.values()):
         return None
     return sums
@@ -368,6 +362,7 @@ def train(run, log):
     signal or None, median tokens/s)."""
     stop = StopRequest()
     clock = terminal.Clock(run)
+    run.progress = log.progress
     while True:
         # Evaluate and save. An evaluation that a signal interrupts is repeated on resuming.
         if evaluation_due(run):
@@ -483,11 +478,12 @@ def train_or_evaluate(settings, build_run):
         ranks.main_first(lambda: run_folder.check_out_dir(*out_dir), runtime)
     run = build_run(settings, runtime)
     if runtime.main:
-        terminal.describe(run)
+        description.describe(run)
 
     if config.eval_only:
-        with terminal.explained(run):
-            terminal.print_once(runtime, evaluation_text(run))
+        with terminal.explained(run), terminal.counting(run):
+            text = evaluation_text(run)
+        terminal.print_once(runtime, text)
         return Result(0)
     if run.step > config.max_iters or (run.step == config.max_iters and not evaluation_due(run)):
         done = f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)"
@@ -531,7 +527,7 @@ def evaluation_text(run):
     if config.split == "val":
         return terminal.evaluation_lines(run.score(run))
     split = run.data.open_split(config.split, run.model.config.block_size)
-    sums = evaluate(run, split, config.eval_tokens)
+    sums = evaluate(run, split, config.eval_tokens, name=config.split)
     return terminal.split_line(run, split, sums)
 
 

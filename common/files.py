@@ -33,7 +33,8 @@ def warn_once(text, kind="warning", about=None):
     printed."""
     if (about or text) not in warned:
         warned.add(about or text)
-        tell(folded(f"{kind}: {text}", 2, sys.stderr))
+        begin = "\r\033[K" if sys.stderr.isatty() else ""  # where a bar stands, in place of it
+        tell(begin + folded(f"{kind}: {text}", 2, sys.stderr))
 
 
 # ---------------------------------------------------------------- writing

@@ -34,6 +34,7 @@ from common.configurator import PathName, build, load
 from common.errors import UserError, printable, run
 from parts.architectures import configure, without_effect
 from parts.costs import parameters
+from tokens.data import BITS_OF
 from training.run_folder import read_log
 from training.settings import ONE_START, RENAMED
 from weights import checkpoint
@@ -85,7 +86,9 @@ def read_run(folder, name):
         samples = config["batch_size"] * config["gradient_accumulation_steps"]
         step_tokens = samples * config["block_size"]
         log = pd.DataFrame(read_log(folder / "log.jsonl"))
-        data = files.read_json(checkpoint.find(folder) / "state.json", fix)["data"]
+        newest = checkpoint.find(folder)
+        state = files.read_json(newest / "state.json", fix)
+        data = state["data"]
     except (UserError, KeyError, TypeError) as error:
         raise UserError(f"this run cannot be read: {error}", folder, fix) from None
 
@@ -98,6 +101,9 @@ def read_run(folder, name):
     evaluations["final_bits"] = evaluations["bits_per_byte"] * scale
     last_step = 0 if log.empty else int(log["step"].max())
     remarks = []
+    if state.get("bits_of") != BITS_OF and has_end_tokens(newest):
+        evaluations[["bits_per_byte", "final_bits"]] = math.nan
+        remarks.append(f"{name} has no bits per byte: its log counts end tokens as text.")
     if (folder / "diverged.json").exists():
         remarks.append(f"{name} diverged after step {last_step:,}.")
     elif last_step < config["max_iters"]:
@@ -113,6 +119,12 @@ def read_run(folder, name):
         data=data,
         remarks=remarks,
     )
+
+
+def has_end_tokens(folder):
+    """Whether the tokenizer of a checkpoint has tokens that end a document."""
+    tokenizer = files.read_json(folder / "tokenizer.json", "train again")
+    return tokenizer.get("kind") not in ("char", "byte")
 
 
 def read_runs(folders):
@@ -150,6 +162,14 @@ def measure_of(runs):
         return "val_loss", []
     sentence = "The runs have different data: bits per byte are compared, losses cannot be."
     return "bits_per_byte", [sentence]
+
+
+def texts_of_losses(runs):
+    """[a sentence about the text of each loss in the table], [] if all are of one text."""
+    if all((made.evaluations["final"] == made.evaluations["val_loss"]).all() for made in runs):
+        return []
+    whole = "final is of the whole validation split where a run ended by scoring it"
+    return [f"{whole}, best of the tokens that each of its evaluations scored."]
 
 
 def safe(text):
@@ -234,6 +254,7 @@ def main(argv):
     console = Console(width=None if os.isatty(1) else 80, highlight=False)
     for table in tables(runs):
         console.print(table)
+    sentences += texts_of_losses(runs)
     for line in [*sentences, *remarks, config.out]:
         console.print(safe(line))
 

@@ -27,6 +27,7 @@ import train
 from common import errors
 from common.errors import UserError, folded, one_line
 from training import ranks, terminal
+from training.description import describe
 from training.net import Loss
 from training.optim import make_optimizers
 from training.run_folder import check_out_dir
@@ -51,7 +52,7 @@ def main(argv):
         fix = "start it with python, not with torchrun"
         raise UserError("the doctor checks a single process", "torchrun", fix)
     run = train.make_run(settings, runtime)
-    terminal.describe(run)
+    describe(run)
     with terminal.explained(run):
         return doctor(run)
 

@@ -23,7 +23,7 @@ import train
 from common import errors
 from parts.costs import parameters, training_flops_per_token
 from training import terminal
-from training.flops import variant
+from training.description import describe, variant
 from training.run_folder import duration
 from training.settings import read_config
 from training.step_costs import checkpoint_bytes, kept_bytes, room, size, timed
@@ -41,7 +41,7 @@ def main(argv):
     settings = read(argv)
     run = train.make_run(settings, train.start_runtime(settings))
     if run.runtime.main:
-        terminal.describe(run)
+        describe(run)
     with terminal.explained(run):
         return dry_run(run)
 

@@ -128,6 +128,8 @@ class Preferences(Pairs):
     (x, y, reference)."""
 
     measures = ("reward_accuracy", "reward_margin")
+    unit = "preferences"
+    answers_each = 2
 
     def __init__(self, tokens, mask, block_size, vocab_size=None):
         super().__init__(tokens, mask, block_size, vocab_size)
@@ -248,9 +250,9 @@ def compute_reference(run, split, name):
 
     run.model.eval()
     progress = tqdm(
-        total=len(reference),
+        total=len(reference) // 2,
         desc=f"reference, {name}",
-        unit=" rows",
+        unit=" preferences",
         unit_scale=True,
         disable=None if runtime.main else True,
         leave=False,
@@ -265,7 +267,7 @@ def compute_reference(run, split, name):
             if has_batch:
                 place = reference[number * size :][: len(values)]
                 place.copy_(values[: len(place)])
-            progress.update(len(group) * size)
+            progress.update(len(group) * size // 2)
     run.model.train()
     return ranks.all_reduce_sum(reference, runtime).cpu().numpy().astype(np.float32)
 

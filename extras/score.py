@@ -20,6 +20,7 @@ from common.errors import UserError, printable, run
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start("extras.score", "extras/score.py", "sampling/settings.py")
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -29,6 +30,7 @@ from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_text, show_cut
 from sampling.reader import Reader
 from sampling.settings import SampleConfig
+from tokens.data import text_bytes
 
 LEVELS = [  # (surprise below so many nats, colour of the token on a terminal)
     (0.5, ""),
@@ -79,7 +81,7 @@ def score_text(model, tokenizer, text, context=None, where="text"):
         raise UserError("there is nothing to score", where, "give a text that is not empty")
     nats = surprise(model, ids, tokenizer.start, context, tokenizer.vocab_size)
     mean = nats.mean().item()
-    n_bytes = len(tokenizer.decode_bytes(ids))
+    n_bytes = text_bytes(tokenizer, np.array(ids))
     return {
         "tokens": len(ids),
         "bytes": n_bytes,

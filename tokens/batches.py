@@ -144,6 +144,10 @@ class Text:
         windows = -(-(n - 1) // self.block_size)
         return np.arange(count) * windows // max(1, count) * self.block_size, targets
 
+    def eval_rows(self, limit=None):
+        """The number of rows of an evaluation."""
+        return len(self.eval_windows(limit)[0])
+
     def eval_batches(self, batch_size, limit=None):
         """Yield (x, y), (batch_size, block_size) int64, of the windows of eval_windows, which do
         not overlap: of the whole split each token, except the very first, is a target exactly once.

@@ -3,10 +3,15 @@
 import math
 from pathlib import Path
 
+import numpy as np
+
 from common.errors import UserError
 from tokens import token_files
 from tokens.batches import Text
 from tokens.pairs import Pairs
+
+# What bits per byte are of. It is stored with them: before, end tokens counted as bytes too.
+BITS_OF = "text"
 
 
 class Dataset:
@@ -77,21 +82,41 @@ def open_pairs(folder, split, block_size, kind):
 
 
 def pairs_text(train, val):
-    """The numbers of pairs of two splits, and of those that block_size leaves out or cuts."""
-    text = f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate"
-    left_out = train.left_out + val.left_out
+    """The numbers of pairs, or preferences, of two splits, and of those that block_size leaves out
+    or cuts."""
+    each = train.answers_each
+    counts = f"{len(train.starts) // each:,} {train.unit} to train on"
+    text = f"  {counts}, {len(val.starts) // each:,} to validate"
+    left_out = (train.left_out + val.left_out) // each
     if left_out:
         text += f"; {left_out:,} more left out: their answers begin beyond block_size"
     cut = train.cut + val.cut
     if cut:
-        text += f"; {cut:,} cut there"
+        text += f"; {cut:,} answers cut there"
     return text
 
 
 def bits_per_byte(split, tokenizer, limit):
     """The factor from nats per scored token to bits per byte, over the `limit` tokens of a
-    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count."""
+    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count. Where
+    no byte does, one is assumed, since JSON has no infinity."""
     targets, ids = split.scored(limit)
     piece = token_files.PIECE
     parts = (ids[start : start + piece] for start in range(0, len(ids), piece))
-    return targets / sum(len(tokenizer.decode_bytes(part)) for part in parts) / math.log(2)
+    n_bytes = sum(text_bytes(tokenizer, part) for part in parts)
+    return targets / max(1, n_bytes) / math.log(2)
+
+
+def same_tokens(a, b):
+    """Whether each id means the same for two tokenizers. One may be stored in another form."""
+    if a.to_json() == b.to_json():
+        return True
+    ids = range(a.vocab_size)
+    return a.vocab_size == b.vocab_size and all(a.decode([i]) == b.decode([i]) for i in ids)
+
+
+def text_bytes(tokenizer, ids):
+    """The bytes of the text of token ids (N,). The tokens that begin and end a document are no
+    text."""
+    marks = [i for i in (tokenizer.bos, *tokenizer.stops) if i is not None]
+    return len(tokenizer.decode_bytes(ids[~np.isin(ids, marks)]))

@@ -81,9 +81,15 @@ def losses_at(stored, tokens, block_size):
 
 
 def yardsticks(stored, tokens, block_size):
-    """{"best": [order, loss], "trigrams": loss} of losses_at: the best order, and trigrams. stored:
-    "ngrams" of meta.json. {} if it is None: the dataset has none."""
+    """{"best": [order, loss], "trigrams": loss, "tokens": counted} of losses_at: the best order,
+    and trigrams. stored: "ngrams" of meta.json. {} if it is None: the dataset has none."""
     if stored is None:
         return {}
     losses = losses_at(stored, tokens, block_size).tolist()
-    return {"best": [losses.index(min(losses)) + 1, min(losses)], "trigrams": losses[2]}
+    fewest = stored["tokens"][0]
+    most = stored["tokens"][-1]
+    return {
+        "best": [losses.index(min(losses)) + 1, min(losses)],
+        "trigrams": losses[2],
+        "tokens": min(max(tokens, fewest), most),
+    }

@@ -45,6 +45,8 @@ class Pairs:
     Pairs whose answer begins past block_size have no target and are left out."""
 
     measures = ("accuracy", "exact")  # shares of right tokens, and of rows without a wrong one
+    unit = "pairs"  # what a sample is called
+    answers_each = 1  # rows of a sample
 
     def __init__(self, tokens, mask, block_size, vocab_size=None):
         self.vocab_size = vocab_size
@@ -97,6 +99,10 @@ class Pairs:
         pairs = len(self.starts)
         count = max(1, int((self.starts < limit).sum())) if limit else pairs
         return np.arange(count) * pairs // count
+
+    def eval_rows(self, limit=None):
+        """The number of rows of an evaluation."""
+        return len(self.eval_pairs(limit))
 
     def eval_batches(self, batch_size, limit=None):
         """Yield x and y of eval_pairs, (batch_size, block_size) each, so that each token of an

@@ -76,11 +76,13 @@ def evaluation_row(data, sums):
 
 
 def yardsticks(run):
-    """{"5-grams": loss, "trigrams": loss}: what counting gives on as much of the text as a run has
-    seen, in its windows (tokens/ngrams.py). {} for pairs, and for texts that are not counted."""
+    """{"5-grams of 16,384 tokens": loss, "trigrams of ...": loss}: what counting gives on as much
+    of the text as a run has seen, in its windows (tokens/ngrams.py). {} for pairs, and for texts
+    that are not counted."""
     counted = run.data.meta.get("ngrams")
     if counted is None:
         return {}
     known = ngrams.yardsticks(counted, run.step * run.step_tokens, run.model.config.block_size)
     n, loss = known["best"]
-    return {ngrams.NAMES[n - 1]: loss, "trigrams": known["trigrams"]}
+    amount = f"of {known['tokens']:,} tokens"
+    return {f"{ngrams.NAMES[n - 1]} {amount}": loss, f"trigrams {amount}": known["trigrams"]}

@@ -1,11 +1,110 @@
-"""The model as it is trained: its loss alone, compiled, its activations computed again."""
+"""The model of a run: its configuration and first weights, and as it is trained: its loss alone,
+compiled, its activations computed again."""
 
 import functools
+from dataclasses import asdict, replace
 
 import torch
 from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
+from common import files
+from common.errors import UserError
+from parts import costs
+from parts.architectures import configure, without_effect
+from parts.variant import VariantConfig
+from tokens.data import same_tokens
+from tokens.tokenizer import tokenizer_from_json
 from training import ranks
+from training.settings import check_base, check_model, say
+
+# ---------------------------------------------------------------- its configuration and weights
+
+
+def find_weights(settings):
+    """Raise UserError if a run starts from pretrained weights that are not there."""
+    if settings.folder is None and settings.config.init_from != "scratch":
+        from weights import hf  # here, since it is rarely needed
+
+        hf.find(settings.config.init_from)
+
+
+def check_tokens(settings, tokenizer):
+    """Raise UserError if a run goes on from a checkpoint, of its own or of another run, whose
+    tokenizer is not the data's."""
+    if settings.folder is None:
+        return
+    known = tokenizer_from_json(settings.tokenizer, settings.folder / "tokenizer.json")
+    check_vocabulary(settings.model["vocab_size"], known.vocab_size, settings.config)
+    if not same_tokens(known, tokenizer):
+        dataset = settings.config.dataset
+        what = f"the tokens of {dataset} mean something else than those of this run"
+        run = settings.folder.parent.parent
+        fix = f"python prepare.py NAME --input=TEXTFILE --tokenizer={run}"
+        raise UserError(what, f"dataset={dataset}", fix)
+
+
+def import_weights(given, tokenizer):
+    """(Settings with the model's values, {name: tensor}) of pretrained weights. Sets config.model.
+    Raises UserError if the user named the other model, or if the data have another tokenizer."""
+    from weights import hf
+
+    config = given.config
+    word, imported, weights = hf.load_pretrained(config.init_from)
+    check_base(given.model | {"init_from": config.init_from}, word)
+    model = imported | given.model | {"model": word}
+    longest = imported["block_size"]
+    if model["block_size"] > longest and model.get("rope_scaling", "none") == "none":
+        change = f"block_size shortened from {model['block_size']} to {longest}"
+        say(f"note: {change} (the longest context of these weights)")
+        model["block_size"] = longest
+    check_model(model)
+    same = hf.same_tokens(config.init_from, tokenizer)
+    if same is None:
+        what = f"{config.dataset} may have other tokens than {config.init_from}"
+        files.warn_once(f"{what}, whose tokenizer cannot be read")
+    elif not same:
+        what = f"{config.dataset} was not prepared with the tokenizer of these weights"
+        fix = f"python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}"
+        raise UserError(what, f"dataset={config.dataset}", fix)
+    config.model = word
+    return given._replace(model=model), weights
+
+
+def new_model_config(given, vocab_size):
+    """The configuration of a new model for data with this vocabulary. `given` are the Settings.
+    With `match`, a variant gets the MLP width at which it costs as much as its base."""
+    config = given.config
+    values = {"vocab_size": vocab_size} | given.model | {"model": config.model}
+    check_vocabulary(values["vocab_size"], vocab_size, config)
+    made = configure(values)
+    if not isinstance(made, VariantConfig):
+        return made
+    unused = [key for key in without_effect(asdict(made)) if key in values]
+    if unused:
+        say(f"note: {', '.join(unused)} has no effect with the chosen parts")
+    if config.match == "none":
+        return made
+
+    shared = ("block_size", "n_layer", "n_head", "n_embd", "multiple_of", "vocab_size", "model")
+    sizes = {key: values[key] for key in shared if key in values}
+    base = configure(sizes, as_variant=True)
+    try:
+        width, residual = costs.match(made, base, config.match)
+    except ValueError as error:
+        raise UserError(str(error), f"match={config.match}", "remove match") from None
+    say(f"match {config.match}: mlp_width {width}, {residual:+.2f} % from the base {config.model}")
+    return replace(made, mlp_width=width)
+
+
+def check_vocabulary(known, needed, config):
+    """Raise UserError if a model with `known` tokens cannot read data with `needed`."""
+    if known < needed:
+        what = f"the model's vocab_size={known} is below the data's {needed}"
+        fix = "prepare the text with the model's tokenizer, or remove vocab_size"
+        raise UserError(what, f"dataset={config.dataset}", fix)
+
+
+# ---------------------------------------------------------------- as it is trained
 
 
 class Loss(torch.nn.Module):

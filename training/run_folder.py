@@ -13,6 +13,7 @@ from pathlib import Path
 from common import files
 from common.errors import Failure, UserError, one_line, printable
 from parts import moe
+from tokens.data import BITS_OF
 from weights import checkpoint
 
 WRITTEN = ("config.json", "log.jsonl", "loss.png")  # in each run folder
@@ -250,6 +251,16 @@ def read_log(path, last_step=None):
     return [row for row in read_rows(path, valid) if last_step is None or row["step"] <= last_step]
 
 
+def leave_old_bits_blank(run, rows):
+    """Remove the bits per byte that a run logged in `rows` while end tokens counted as text."""
+    state = run.state
+    if state.get("bits_of") != BITS_OF and run.data.tokenizer.stops:
+        state["best_bits_per_byte"] = None
+        for row in rows:
+            row |= dict.fromkeys(row.keys() & {"bits_per_byte", "val_bits_per_byte"})
+    state["bits_of"] = BITS_OF
+
+
 # ---------------------------------------------------------------- the curves
 
 
@@ -361,7 +372,10 @@ class LogFile:
         out_dir = own_folder(run)
         files.write(out_dir / "config.json", json.dumps(run.saved_config, indent=1))
         files.remove(out_dir / DIVERGED)
-        self.rows = [] if run.saved is None else read_log(out_dir / "log.jsonl", run.step)
+        self.rows = []
+        if run.saved is not None:
+            self.rows = read_log(out_dir / "log.jsonl", run.step)
+            leave_old_bits_blank(run, self.rows)
         self.file = self.rewritten(out_dir / "log.jsonl")
 
         self.loggers = {}

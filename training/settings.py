@@ -4,7 +4,7 @@ command line, the config files it names and, when resuming, the checkpoint.
 """
 
 import shlex
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,9 +24,9 @@ from common.configurator import (
 )
 from common.errors import UserError, speaks
 from common.runtime import find_device, memory_of, with_number
-from parts import costs
-from parts.architectures import ARCH, MODEL_KEYS, configure, without_effect
+from parts.architectures import ARCH, MODEL_KEYS, configure
 from parts.variant import VariantConfig
+from tokens.data import BITS_OF
 from training.optim import OPTIMIZER, SCHEDULE
 from training.run_folder import LOGGERS
 from weights import checkpoint
@@ -180,6 +180,7 @@ class Settings(NamedTuple):
     config: TrainConfig
     model: dict  # {key: value} of the MODEL_KEYS that were given or stored
     folder: Path | None  # the checkpoint with the first weights: of this run or of another
+    tokenizer: dict | None  # stored in that checkpoint
     state: dict | None  # stored in the checkpoint of a resumed run: step, best loss, ...
     command_line: Given  # with its config files
     own: dict  # {key: value} of the keys that only this program has
@@ -206,14 +207,15 @@ def read_config(argv, usage, own=None, program="train.py"):
     if init_from != "resume" or "warmup_iters" in values:  # else the stored warm-up is kept
         values = shorten_warmup(values, given.typed)
     folder = None
+    tokenizer = None
     state = None
     if init_from == "resume":
         folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
-        state, stored, _ = checkpoint.read(folder)
+        state, stored, tokenizer = checkpoint.read(folder)
         values = resume_values(stored, values, folder, keys(own) if own else {})
     elif init_from != "scratch" and checkpoint.steps(init_from):
         folder = checkpoint.find(init_from)
-        _, stored, _ = checkpoint.read(folder)
+        _, stored, tokenizer = checkpoint.read(folder)
         check_base(values, stored["model"])
         values = model_values(stored) | values
 
@@ -226,7 +228,7 @@ def read_config(argv, usage, own=None, program="train.py"):
     if folder is not None or init_from == "scratch":
         check_model(model)
     own_values = asdict(build(own, values)) if own else {}
-    return Settings(config, model, folder, state, given, own_values, program)
+    return Settings(config, model, folder, tokenizer, state, given, own_values, program)
 
 
 def model_values(values):
@@ -340,8 +342,9 @@ def keep_device(stored, given):
 def first_state(given, fingerprint):
     """The state that a run starts from: the stored one, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
-    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "order": ORDER}
-    state = given.state or new | {"data": fingerprint}
+    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
+    new |= {"order": ORDER, "bits_of": BITS_OF, "data": fingerprint}
+    state = given.state or new
     changed = state["data"] != fingerprint
     if changed and not given.config.allow_data_change:
         what = f"dataset={given.config.dataset} has changed since this run began"
@@ -359,61 +362,3 @@ def check_order(state, windows, folder):
     if windows > LARGE and state.get("order") != ORDER:
         what = f"this run began with another order of its {windows:,} samples"
         raise UserError(what, folder, f"resume it with the code of commit {LAST_WITH_CIPHER}")
-
-
-# ---------------------------------------------------------------- the model's configuration
-
-
-def import_weights(given, hf, tokenizer):
-    """(Settings with the model's values, {name: tensor}) of pretrained weights. Sets config.model.
-    Raises UserError if the user named the other model, or if the data have another tokenizer."""
-    config = given.config
-    word, imported, weights = hf.load_pretrained(config.init_from)
-    check_base(given.model | {"init_from": config.init_from}, word)
-    model = imported | given.model | {"model": word}
-    longest = imported["block_size"]
-    if model["block_size"] > longest and model.get("rope_scaling", "none") == "none":
-        change = f"block_size shortened from {model['block_size']} to {longest}"
-        say(f"note: {change} (the longest context of these weights)")
-        model["block_size"] = longest
-    check_model(model)
-    if hf.same_tokens(config.init_from, tokenizer) is False:
-        what = f"{config.dataset} was not prepared with the tokenizer of these weights"
-        fix = f"python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}"
-        raise UserError(what, f"dataset={config.dataset}", fix)
-    config.model = word
-    return given._replace(model=model), weights
-
-
-def new_model_config(given, vocab_size):
-    """The configuration of a new model for data with this vocabulary. `given` are the Settings.
-    With `match`, a variant gets the MLP width at which it costs as much as its base."""
-    config = given.config
-    values = {"vocab_size": vocab_size} | given.model | {"model": config.model}
-    check_vocabulary(values["vocab_size"], vocab_size, config)
-    made = configure(values)
-    if not isinstance(made, VariantConfig):
-        return made
-    unused = [key for key in without_effect(asdict(made)) if key in values]
-    if unused:
-        say(f"note: {', '.join(unused)} has no effect with the chosen parts")
-    if config.match == "none":
-        return made
-
-    shared = ("block_size", "n_layer", "n_head", "n_embd", "multiple_of", "vocab_size", "model")
-    sizes = {key: values[key] for key in shared if key in values}
-    base = configure(sizes, as_variant=True)
-    try:
-        width, residual = costs.match(made, base, config.match)
-    except ValueError as error:
-        raise UserError(str(error), f"match={config.match}", "remove match") from None
-    say(f"match {config.match}: mlp_width {width}, {residual:+.2f} % from the base {config.model}")
-    return replace(made, mlp_width=width)
-
-
-def check_vocabulary(known, needed, config):
-    """Raise UserError if a model with `known` tokens cannot read data with `needed`."""
-    if known < needed:
-        what = f"the model's vocab_size={known} is below the data's {needed}"
-        fix = "prepare the text with the model's tokenizer, or remove vocab_size"
-        raise UserError(what, f"dataset={config.dataset}", fix)

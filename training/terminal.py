@@ -1,4 +1,4 @@
-"""What a run prints: before its first step, while it trains, after its last step, on failure."""
+"""What a run prints while it trains, after its last step, on failure."""
 
 import json
 import math
@@ -15,14 +15,13 @@ from tqdm import tqdm
 from common import commands, files
 from common.commands import command
 from common.configurator import keys, load
-from common.errors import Failure, UserError, folded, is_out_of_memory, printable, tell
-from parts.architectures import ARCH, CORNERS, configure
-from parts.slots import SLOTS
+from common.errors import Failure, UserError, is_out_of_memory, printable, tell
+from parts.architectures import CORNERS, configure
 from parts.variant import VariantConfig
 from tokens.data import bits_per_byte
 from tokens.pairs import Pairs
+from training.description import peak_speed
 from training.evaluation import mean_loss, measures, yardsticks
-from training.flops import peak_speed, used_parameters
 from training.run_folder import DIVERGED, LogFile, duration, own_folder
 from training.settings import NanoGPT, TrainConfig, scope
 from weights import checkpoint
@@ -44,55 +43,9 @@ MEASURES = {  # key of an evaluation's row: how it is printed
 # The progress bar: while steps are taken, and while something else is done. Both fit 80 columns.
 STEPPING = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 WAITING = "{desc} (step {n_fmt} of {total_fmt})"
+SILENCE = 30  # seconds of an evaluation after which, off a terminal, a line shows that it goes on
 OTHER = {"gpt2": "llama", "llama": "gpt2"}
 NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
-
-
-# ---------------------------------------------------------------- before the first step
-
-
-def describe(run):
-    """Print the machine, the data, the parts of the model and the optimizers of a run."""
-    print("\n".join(run.runtime.reasons))
-    if run.saved is not None:
-        print(f"resumed after step {run.step} of {run.config.max_iters}")
-    for line in run.data.description():
-        print(folded(line, 4))
-
-    count = sum(p.numel() for p in run.model.parameters())
-    used = used_parameters(run.model)
-    active = f", of which a token uses {used:,}" if used < count else ""
-    print(f"model {model_name(run)}: {count:,} parameters{active}")
-    for part, number in parameters_by_part(run.model).items():
-        print(f"  {part:<22}{number:>12,}")
-    for optimizer in run.optimizers:
-        for group in optimizer.param_groups:
-            number = sum(p.numel() for p in group["params"])
-            print(
-                f"{type(optimizer).__name__}: {number:,} parameters in {len(group['params'])} "
-                f"tensors, weight decay {group['weight_decay']}"
-            )
-
-    steps = f"{run.config.max_iters} steps of {run.step_tokens:,} tokens"
-    epochs = run.data.epochs(run.config.max_iters * run.step_samples)
-    print(folded(f"{steps}: {epochs}", 2))
-
-
-def model_name(run):
-    """The named model and the words that replace its parts: "gpt2 with mlp=relu2"."""
-    name = run.config.arch or run.config.model
-    config = run.model.config
-    if not isinstance(config, VariantConfig):
-        return name
-    swapped = []
-    for slot in SLOTS:
-        usual = ARCH[name].get(slot, getattr(VariantConfig, slot))
-        if callable(usual):
-            usual = usual(vars(config))
-        word = getattr(config, slot)
-        if word != usual:
-            swapped.append(f"{slot}={word}")
-    return f"{name} with {' '.join(swapped)}" if swapped else name
 
 
 def print_once(runtime, text):
@@ -107,18 +60,6 @@ def launcher(runtime):
         return commands.python()
     size = os.environ.get("LOCAL_WORLD_SIZE", runtime.world_size)
     return f"{commands.torchrun()} --standalone --nproc_per_node={size}"
-
-
-def parameters_by_part(model):
-    """{part: number of parameters}. A part of the blocks is summed over all blocks."""
-    counts = {}
-    for name, p in model.named_parameters():
-        words = name.split(".")
-        part = words[0]
-        if part == "blocks":
-            part = f"{words[2]} (in {model.config.n_layer} blocks)"
-        counts[part] = counts.get(part, 0) + p.numel()
-    return counts
 
 
 # ---------------------------------------------------------------- while it trains
@@ -199,6 +140,7 @@ class RunLog:
             disable=not sys.stdout.isatty(),
         )
         self.phases = set()  # the phases that were printed
+        self.counted_at = 0.0  # when the batches of an evaluation were shown
         self.time_left_at = None  # when the time left is printed, unless a bar shows it
 
     @property
@@ -241,17 +183,30 @@ class RunLog:
         self.file.keep(row)
         self.bar.clear()
         self.show(evaluation_lines(row))
-        self.bar.refresh()
+        self.bar.set_description_str("drawing loss.png")
         self.file.draw(yardsticks(self.run))
 
     def phase(self, what):
         """Print what the run is doing while it takes no steps, until `end_phase`. Without a
         terminal each phase is printed once."""
+        self.counted_at = time.perf_counter()
         self.bar.bar_format = WAITING
         self.bar.set_description_str(what)
         if self.bar.disable and what not in self.phases:
             self.phases.add(what)
             self.show(what)
+
+    def progress(self, split, done, total):
+        """Show how many batches of a split an evaluation has scored: on the bar, else as a line now
+        and then."""
+        now = time.perf_counter()
+        if now < self.counted_at + (SILENCE if self.bar.disable else 0.1):
+            return
+        self.counted_at = now
+        text = f"evaluating {split}: {done:,} of {total:,} batches"
+        self.bar.set_description_str(text)
+        if self.bar.disable:
+            self.show(text)
 
     def end_phase(self):
         """Show the bar of the steps again."""
@@ -266,6 +221,21 @@ class RunLog:
         self.file.close()
 
 
+@contextmanager
+def counting(run):
+    """Show the batches of an evaluation that is no part of a training: on a bar, on a terminal."""
+    disable = None if run.runtime.main else True
+    with tqdm(unit=" batches", leave=False, file=sys.stdout, disable=disable) as bar:
+
+        def progress(split, done, total):
+            bar.desc = f"evaluating {split}: "
+            bar.total = total
+            bar.update(done - bar.n)
+
+        run.progress = progress
+        yield
+
+
 class NoLog:
     """The log of the ranks other than 0: it keeps nothing."""
 
@@ -275,7 +245,7 @@ class NoLog:
     def nothing(self, *arguments):
         """Stands for every method of RunLog."""
 
-    advance = report = evaluation = phase = end_phase = close = nothing
+    advance = report = evaluation = phase = progress = end_phase = close = nothing
     time_left_due = show_time_left = nothing
 
 
@@ -294,7 +264,9 @@ def print_results(run, speed):
     for name, loss in list(yardsticks(run).items())[:1]:
         units = ""
         if run.data.meta["tokenizer"] != "char":
-            units = f" nats per token, {loss * run.data.bits_per_byte:.4f} bits per byte"
+            val = run.data.meta["splits"]["val"]
+            bits = loss / math.log(2) * val["tokens"] / val["bytes"]
+            units = f" nats per token, {bits:.4f} bits per byte"
         print(f"{name} of the same text: {loss:.4f}{units}")
     seconds = run.state["seconds"]
     print(f"at step {run.state['best_step']}; {seconds:.0f} s of training, {speed:,.0f} tokens/s\n")

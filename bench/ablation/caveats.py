@@ -49,7 +49,9 @@ def beside_n_grams(section):
     n, best = section.plan["ngrams"]["best"]
     trigrams = section.plan["ngrams"]["trigrams"]
     ours = f"{section.facts.base_whole:.3f}"
-    return f"{ours} beside {trigrams:.3f} of trigrams, {best:.3f} of {n}-grams"
+    text = f"{ours} beside {trigrams:.3f} of trigrams, {best:.3f} of {n}-grams"
+    counted = section.plan["ngrams"].get("tokens")
+    return f"{text} that count {counted:,} tokens" if counted else text
 
 
 def epochs(section):

@@ -17,6 +17,7 @@ from parts import costs
 from parts.architectures import ARCH, configure, without_effect
 from parts.variant import Variant, VariantConfig
 from tokens.batches import Text
+from tokens.data import BITS_OF
 from training.ranks import check_layout
 from training.settings import RENAMED, TrainConfig, read_config
 
@@ -153,7 +154,7 @@ def open_data(base):
     config = build(TrainConfig, base)
     with contextlib.redirect_stdout(sys.stderr):  # what it prepares
         data = train.open_data(config, Runtime("cpu", "float32", 0, 1, []))
-    data.open(base["block_size"], config.order_seed, config.eval_tokens)
+    data.open(base["block_size"], config.order_seed)
     val = data.splits["val"]
     kind = "text" if isinstance(val, Text) else "pairs"
     facts = {
@@ -164,6 +165,7 @@ def open_data(base):
         "scored_tokens": val.scored()[0],
         "vocab_size": data.vocab_size,
         "bits_per_byte": data.bits_per_byte if kind == "text" else None,
+        "bits_of": BITS_OF,
     }
     counted = data.meta.get("ngrams") if kind == "text" else None
     return facts, data.tokenizer, counted

@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 import textwrap
+import time
 from collections import Counter
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from common.errors import printable
 from training.run_folder import duration
 
 WIDTH = 80  # columns
+SILENCE = 30  # seconds after which a line off a terminal shows that work goes on
 NOISE_RUNS = 5  # runs of the base from which the noise is estimated
 PURPOSES = {
     "tune": "to choose learning rates",
@@ -48,10 +50,19 @@ def say(text):
 
 @contextlib.contextmanager
 def doing(what):
-    """Show what is being done until the block ends; gives a function that shows a detail of it."""
+    """Show what is being done until the block ends; gives a function that shows a detail of it: off
+    a terminal, at most every SILENCE seconds."""
     if not sys.stdout.isatty():
         print(what, flush=True)
-        yield lambda detail: None
+        shown_at = time.monotonic()
+
+        def show(detail):
+            nonlocal shown_at
+            if time.monotonic() >= shown_at + SILENCE:
+                shown_at = time.monotonic()
+                print(f"{what}: {detail}", flush=True)
+
+        yield show
         return
     console = Output(highlight=False)
     with console.status(what) as status:
@@ -154,8 +165,9 @@ class RunBar(Progress):
             console=Output(highlight=False, soft_wrap=not sys.stdout.isatty()),
             disable=not sys.stdout.isatty(),
         )
-        left = [self.seconds(job) for job in jobs if job.key not in sweep.rows]
-        self.add_task(f"{self.count} runs", total=sum(left))
+        total = sum(self.seconds(job) for job in jobs)
+        done = sum(self.seconds(job) for job in jobs if job.key in sweep.rows)
+        self.add_task(f"{self.count} runs", total=total, completed=done)
 
     def start(self):
         super().start()
@@ -174,8 +186,17 @@ class RunBar(Progress):
         """Advance the bar by a run that ended, and print a line about it."""
         self.update(self.task_ids[0], advance=self.seconds(job), description=f"{self.count} runs")
         if row["status"] == "done":
-            outcome = f"final {row['final_val_loss']:.4f}, best {row['best_val_loss']:.4f}"
-            outcome += f", {row['wall_seconds']:.0f} s"
+            outcome = f"{losses_text(job, row)}, {row['wall_seconds']:.0f} s"
         else:
             outcome = f"{row['status'].upper()}: {row['reason']}"
         self.console.print(cell(f"[{self.count}] {job.name}: {outcome}"))
+
+
+def losses_text(job, row):
+    """The final and the best loss of a run, and of which text they are if of two."""
+    final = f"final {row['final_val_loss']:.4f}"
+    best = f"best {row['best_val_loss']:.4f}"
+    part = job.values.get("eval_tokens")
+    if not part:
+        return f"{final}, {best}"
+    return f"{final} on the whole text, {best} on {part:,} tokens of it"

@@ -79,12 +79,15 @@ class Section:
     def ngrams(self):
         """[(name, loss)] of counting n-grams on the tokens that the base sees; [] if not known."""
         counted = self.plan["ngrams"]
+        text = "of this text"  # before the number of tokens was stored
+        if "tokens" in counted:
+            text = f"of {counted['tokens']:,} tokens"
         losses = []
         if "trigrams" in counted:
-            losses.append(("trigrams", counted["trigrams"]))
+            losses.append((f"trigrams {text}", counted["trigrams"]))
         n, loss = counted.get("best") or (3, None)
         if n != 3:
-            losses.append((f"{n}-grams of this text", loss))
+            losses.append((f"{n}-grams {text}", loss))
         return losses
 
     @property

@@ -30,6 +30,7 @@ from scipy import stats
 from bench.ablation import identity
 from common import files
 from common.errors import UserError
+from tokens.data import BITS_OF
 from training.run_folder import read_rows
 
 PURPOSES = ("report", "tune", "curve")
@@ -39,7 +40,7 @@ LOSSES = {  # column -> key of rows.jsonl
     "val_loss_tune": "final_tune",
     "val_loss": "final_val_loss",
 }
-NUMBERS = ("train_loss", "bits_per_byte", "wrong_answers", "wrong_tokens", "test_loss", "seconds")
+NUMBERS = ("train_loss", "wrong_answers", "wrong_tokens", "test_loss", "seconds")
 TEXTS = ("sample", "reason", "command", "out_dir", "code_hash", "config_hash")
 PRICES = {  # column -> keys of costs.jsonl
     "parameters": ("parameters",),
@@ -54,12 +55,12 @@ PRICES = {  # column -> keys of costs.jsonl
 COSTS = tuple(PRICES)
 RUN = ["arm", "seed", "rate", "purpose", "code_hash", "config_hash"]  # what identifies a run
 COLUMNS = ["sweep", "text", "arm", "seed", "rate", "purpose", "tokens", "status", "stuck"]
-COLUMNS += ["current", "control", *LOSSES, *NUMBERS]
+COLUMNS += ["current", "control", *LOSSES, "bits_per_byte", *NUMBERS]
 COLUMNS += ["machine", "blocks", "curve", "extrapolation", *TEXTS]
 KINDS = {"seed": int, "stuck": bool, "current": bool, "control": bool}
-KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
-# Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
-SHARED = ("code_hash", "base", "base_values", "max_iters", "data", "screening")
+KINDS |= dict.fromkeys(["tokens", *LOSSES, "bits_per_byte", *NUMBERS], float)
+# Folders whose plans agree in these keys, data and common arms hold runs of one sweep.
+SHARED = ("code_hash", "base", "base_values", "max_iters", "screening")
 HASHES = ("code_hash", "config_hash")
 OF_AN_ARM = (*HASHES, "against")
 
@@ -216,7 +217,7 @@ def join(first, content, ids):
 
 def is_same(plan, other):
     """Whether the runs of two plans belong to one sweep."""
-    if any(plan.get(key) != other.get(key) for key in SHARED):
+    if any(plan.get(key) != other.get(key) for key in SHARED) or data_of(plan) != data_of(other):
         return False
     for arm in plan["arms"].keys() & other["arms"].keys():
         facts = plan["arms"][arm]
@@ -224,6 +225,18 @@ def is_same(plan, other):
         if any(facts.get(key) != other_facts.get(key) for key in OF_AN_ARM):
             return False
     return True
+
+
+def data_of(plan):
+    """The facts of a plan's data, without the factor to bits per byte: earlier ones differ."""
+    return {key: plan["data"][key] for key in plan["data"].keys() - {"bits_per_byte", "bits_of"}}
+
+
+def bits_per_byte(plan):
+    """The factor from a loss of a plan to bits per byte, nan for pairs and where it counts end
+    tokens as text, as it did before."""
+    data = plan["data"]
+    return number(data.get("bits_per_byte") if data.get("bits_of") == BITS_OF else None)
 
 
 # ---------------------------------------------------------------- runs
@@ -339,6 +352,7 @@ def row_of(line, plan):
         "current": is_current(line, plan),
         "control": arm in control_group(plan),
         **losses,
+        "bits_per_byte": losses["val_loss"] * bits_per_byte(plan),
         **{key: number(line.get(key)) for key in NUMBERS},
         "machine": line.get("hardware") or "",
         "blocks": line.get("blocks") or [],

@@ -170,7 +170,7 @@ def row_of(job, reason, seconds, device=None):
     model cannot be measured (on `device`, None: the run's)."""
     rows = evaluations(job.out_dir)
     last_step = job.values["max_iters"]
-    losses = final_losses(rows, job.kind) if rows else {}
+    losses = final_losses(rows) if rows else {}
     status = "diverged"
     why = stored(job.out_dir, DIVERGED).get("reason")
     if why is None and reason is None and (not rows or rows[-1]["step"] != last_step):
@@ -209,11 +209,11 @@ def with_halves(loss, row):
     return losses
 
 
-def final_losses(rows, kind="text"):
+def final_losses(rows):
     """The losses of a row of rows.jsonl, from the rows of a run's evaluations. A text too short to
-    be halved counts as both halves. Pairs have no bits per byte, but shares of wrong answers and of
-    wrong tokens. Where the last evaluation alone scored the whole split, the curve and the best
-    loss are of the part that every evaluation scored."""
+    be halved counts as both halves. Pairs also have the shares of wrong answers and wrong tokens.
+    Where the last evaluation alone scored the whole split, the curve and the best loss are of the
+    part that every evaluation scored."""
     last_row = rows[-1]
     wrong = {}
     whole = last_row.get("whole_val_loss")
@@ -221,9 +221,6 @@ def final_losses(rows, kind="text"):
     points = [
         [row["step"], *with_halves(row["val_loss"], row if whole is None else {})] for row in rows
     ]
-    bits = last_row.get("bits_per_byte")
-    if bits is not None:
-        bits *= last[0] / last_row["val_loss"]
     for name, column in COLUMN_OF.items():
         right = last_row.get(f"report_{name}", last_row.get(f"val_{name}"))
         if right is not None:
@@ -235,7 +232,6 @@ def final_losses(rows, kind="text"):
         "final_report": last[2],
         "best_val_loss": min(point[1] for point in points),
         "train_loss": last_row.get("train_loss"),
-        "bits_per_byte": None if kind == "pairs" else bits,
         "seconds": last_row.get("seconds"),
         "curve": points,
         "blocks": last_row.get("val_blocks"),

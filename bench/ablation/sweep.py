@@ -126,8 +126,8 @@ class Sweep:
                 missing.append(line)
         if missing:
             with doing("computing fingerprints in the form of the runs") as show:
-                for line in missing:
-                    show(line["arm"])
+                for number, line in enumerate(missing, 1):
+                    show(f"{line['arm']}: arm {number} of {len(missing)}")
                     values = self.run_values(self.arms[line["arm"]])
                     line["form"] = fingerprint.compute_in_form(values, line["kind"])
 
@@ -205,8 +205,12 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         check_out_dir(Path(config.out_dir), resuming=True)
     stored = stored_plan(config.out_dir)
     arms = {arm.name: arm for arm in arms}
+    for arm in arms.values():
+        check_arm(arm, base)
+    data, tokenizer, counted = open_data(base)  # may prepare a text, with a bar of its own
+    tokenizer.encode(config.prompt)
     with doing("checking the arms") as show:
-        data, counted = check_arms(arms, base, config.prompt, show)
+        check_arms(arms, data["vocab_size"], show)
 
     machine = find_machine(base["device"], config.workers, elsewhere)
     settled = settle_machine(machine, base, {"vocab_size": data["vocab_size"]} | arms[BASE].values)
@@ -278,18 +282,12 @@ def check_seeds(kept, config):
         raise UserError(what, f"seeds={config.seeds}", fix)
 
 
-def check_arms(arms, base, prompt, show):
-    """Check all arms, and set their values. Returns (facts of the data, the stored losses of n-gram
-    models or None)."""
-    for arm in arms.values():
-        check_arm(arm, base)
-    data, tokenizer, counted = open_data(base)
-    tokenizer.encode(prompt)
-    for arm in arms.values():
-        show(arm.name)
+def check_arms(arms, vocab_size, show):
+    """Raise UserError for an arm that computes the same as the arm it is compared with."""
+    for number, arm in enumerate(arms.values(), 1):
+        show(f"{arm.name}: arm {number} of {len(arms)}")
         if arm.name != BASE and not arm.replicate:
-            check_changes_output(arm, arms[arm.against], data["vocab_size"])
-    return data, counted
+            check_changes_output(arm, arms[arm.against], vocab_size)
 
 
 def find_machine(device, workers, elsewhere):
@@ -335,8 +333,8 @@ def identify(arms, data, out_dir, show):
     has changed since the fingerprint was stored. Returns the lines of fingerprints.jsonl."""
     lines = identity.stored(out_dir)
     known = identity.by_configuration(lines)
-    for arm in arms.values():
-        show(arm.name)
+    for number, arm in enumerate(arms.values(), 1):
+        show(f"{arm.name}: arm {number} of {len(arms)}")
         values = {"vocab_size": data["vocab_size"]} | arm.values
         numbers = fingerprint.compute(values, data["kind"])
         new = identity.line_of(arm.name, values, data["kind"], numbers)

@@ -9,6 +9,7 @@ import pandas as pd
 from bench.ablation.arms import described
 from bench.ablation.comparisons import TEST
 from bench.ablation.power import ALPHA
+from bench.ablation.rows import bits_per_byte
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
@@ -157,7 +158,7 @@ def outcomes(section, arm):
 
 def tests_table(section):
     """The same comparisons in more detail."""
-    factor = section.plan["data"].get("bits_per_byte") or math.nan
+    factor = bits_per_byte(section.plan)
     rows = []
     for row in section.verdicts.to_dict("records"):
         low = row["text_low"]

@@ -7,7 +7,7 @@ Time a training step of our models and of other libraries' models that have the 
 A step is forward, backward, clipping at 1.0 and fused AdamW, always on the same batch. Every
 model has dropout 0 and otherwise its own defaults (so transformers' GPT-2 has biases, and the
 others have none). The sides take steps in turn, eager and compiled. MFU: the model's FLOPs per
-second over the device's peak (training/flops.py). Shape A has the sizes of the runs of
+second over the device's peak (training/description.py). Shape A has the sizes of the runs of
 config/answer: our models alone, with Muon.
 """
 
@@ -26,7 +26,7 @@ from extras.speed import peers
 from extras.speed.results import Rounds, times_in_turn
 from parts.architectures import configure, make
 from parts.costs import training_flops_per_token
-from training.flops import peak_flops
+from training.description import peak_flops
 from training.optim import make_optimizers
 from training.settings import TrainConfig
 

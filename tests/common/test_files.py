@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import pytest
 
@@ -75,3 +76,11 @@ def test_json_that_cannot_be_read_is_one_line(tmp_path, content, words):
     said = message(files.read_json, path, "do this")
     assert words in said and said.endswith(f"({path}): do this")
     assert content != b"[1]" or files.read_json(path, "do this", list) == [1]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_warning_takes_the_place_of_a_bar(capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    files.warn_once("the disk is slow")
+    begin = "\r\033[K" if is_terminal else ""
+    assert capsys.readouterr().err == f"{begin}warning: the disk is slow\n"

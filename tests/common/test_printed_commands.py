@@ -54,7 +54,7 @@ def test_every_kind_of_command_names_it(capsys, tmp_path):
         config=SimpleNamespace(out_dir="out"),
         runtime=SimpleNamespace(world_size=1),
     )
-    terminal.print_how_to_continue(run)
+    terminal.print_how_to_continue(run, broken=None)
     meta = {"name": "book", "splits": dict.fromkeys(("train", "val"), {"tokens": 9000})}
     prepare.print_training(meta, "data")
     prepare.print_list(tmp_path)

@@ -39,7 +39,7 @@ def make_run(folder, losses=LOSSES, data="abcd", max_iters=30, model="llama", **
     if data:
         saved = folder / "ckpt" / f"{10 * (len(losses) - 1):06d}"
         saved.mkdir(parents=True)
-        (saved / "state.json").write_text(json.dumps({"data": data}))
+        (saved / "state.json").write_text(json.dumps({"data": data, "bits_of": "text"}))
     return folder
 
 
@@ -59,6 +59,7 @@ def test_the_table_holds_what_the_logs_say_and_fits_a_terminal(tmp_path, capsys)
     make_run(tmp_path / "out-b", big, learning_rate=1e-3, n_layer=3, position="alibi")
     lines = printed(capsys, "out-a", "out-b").splitlines()
     assert lines[1].split() == ["out-a", "1.9600", "1.9000", "2.8277", "0.06", "M", "30", "641"]
+    assert "final is of the whole validation split" in " ".join(lines)
     assert max(map(len, lines)) <= 80
     cells = {line.split()[0]: line.split()[1:] for line in lines[4:-1]}
     assert cells["learning_rate"] == ["0.0006", "0.001"] and cells["position"] == ["rope", "alibi"]
@@ -118,6 +119,16 @@ def test_runs_of_different_data_are_compared_in_bits_per_byte(tmp_path, capsys):
     runs, _ = compare.read_runs(["out-a", "out-b"])
     assert compare.measure_of(runs)[0] == "bits_per_byte"
     assert compare.measure_of(runs[:1])[0] == "val_loss"
+
+
+@pytest.mark.parametrize("kind, blank", [("bpe", True), ("char", False)])
+def test_bits_that_count_end_tokens_as_text_are_blank(tmp_path, capsys, kind, blank):
+    folder = checkpoint.find(make_run(tmp_path / "out-a"))
+    (folder / "state.json").write_text(json.dumps({"data": "abcd"}))  # as it was stored before
+    (folder / "tokenizer.json").write_text(json.dumps({"kind": kind}))
+    out = printed(capsys, "out-a")
+    assert ("2.8277" in out) != blank and ("out-a has no bits per byte" in out) == blank
+    assert "1.9600" in out
 
 
 def test_a_file_that_is_not_ours_is_never_replaced(tmp_path, capsys):

@@ -115,6 +115,7 @@ def test_a_run_starts_at_ln_2_and_learns_what_is_preferred(tastes_dir, tmp_path,
     assert losses(tmp_path / "run", "val_reward_accuracy") == [(0, 0.0), (12, 1.0)]
     assert dict(losses(tmp_path / "run", "val_reward_margin"))[12] > 0.1
     printed = capsys.readouterr().out
+    assert "27 preferences to train on, 4 to validate" in printed
     words = r"step 12: .*, 100.0% of the chosen answers preferred, by \d\.\d+$"
     assert re.search(words, printed, re.M)
     assert re.search(r"^best validation loss 0\.\d+$", printed, re.M)

@@ -58,7 +58,7 @@ SWEEP = {
     "hardware": "Xeon 2.1 GHz, 2 cores",
     "data": {
         **{"dataset": "shakespeare_char", "fingerprint": "5f2b8c81aa01"},
-        **{"train_tokens": 1003854, "vocab_size": 65, "bits_per_byte": 1.4427},
+        **{"train_tokens": 1003854, "vocab_size": 65, "bits_per_byte": 1.4427, "bits_of": "text"},
     },
     "versions": {"python": "3.12.3", "torch": "2.13.0", "numpy": "2.4.6"},
     "started": "2026-01-02T03:04:05",
@@ -181,7 +181,6 @@ def row_maker(sweep, effects, noise, curve_points, test_split):
             "final_tune": float(tune[-1]),
             "final_report": float(reported[-1]),
             "train_loss": float(curve[-1] - 0.2),
-            "bits_per_byte": float(curve[-1] * 1.4427),
             "seconds": 180.0 * tokens,
             "curve": [[int(step), *losses] for step, *losses in points],
             "blocks": (reported[-1] + of_blocks - of_blocks.mean()).tolist(),

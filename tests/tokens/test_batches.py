@@ -123,3 +123,19 @@ def test_bits_per_byte_in_parts(monkeypatch):
     assert entire == pytest.approx(119 / len(tokenizer.decode_bytes(split.tokens[1:])) / np.log(2))
     monkeypatch.setattr(data.token_files, "PIECE", 7)
     assert data.bits_per_byte(split, tokenizer, 0) == entire
+
+
+@pytest.mark.parametrize("limit", [0, 40])
+def test_the_tokens_around_a_document_are_no_bytes_of_text(limit):
+    """Their losses count: where a document ends is a part of what is predicted."""
+    tokenizer = tiny_bpe()
+    tokenizer.bos, (tokenizer.end,) = 1, tokenizer.stops
+    document = [tokenizer.bos, *tokenizer.encode("the king of rome "), tokenizer.end]
+    split = Text(np.array(document * 9, np.uint16), 8)
+    targets, ids = split.scored(limit)
+    text = tokenizer.decode_bytes(ids).replace(b"<|endoftext|>", b"").replace(b"\x01", b"")
+    factor = data.bits_per_byte(split, tokenizer, limit)
+    assert factor == pytest.approx(targets / len(text) / np.log(2))
+    assert limit or len(text) == 9 * len("the king of rome ")
+    before_its_end = Text(split.tokens[len(document) - 2 :], 8)
+    assert data.bits_per_byte(before_its_end, tokenizer, 2) == 1 / np.log(2)

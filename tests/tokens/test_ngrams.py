@@ -85,6 +85,8 @@ def test_a_window_cuts_the_context():
 def test_losses_lie_between_those_of_the_stored_amounts():
     at = lambda tokens: ngrams.yardsticks(STORED, tokens, 10**6)["trigrams"]
     assert [at(n) for n in (0, 100, 200, 400, 10**9)] == pytest.approx([2.4, 2.4, 2.2, 2, 2], 1e-5)
+    counted = [ngrams.yardsticks(STORED, n, 8)["tokens"] for n in (0, 200, 10**9)]
+    assert counted == [100, 200, 400]
     assert ngrams.yardsticks(STORED, 1, 10**6)["best"] == [3, at(1)]
 
 
@@ -104,7 +106,9 @@ def test_a_dataset_holds_them_and_a_run_prints_them(kind, tmp_path, capsys, monk
     train.main(arguments(tmp_path, tmp_path / "run", *sizes))
     (name, loss), *_ = drawn[-1].items()
     printed = capsys.readouterr().out
-    assert f"{name} of the same text: {loss:.4f}" in printed and "trigrams" in drawn[-1]
+    assert f"{name} of the same text: {loss:.4f}" in printed
+    (counted,) = meta["ngrams"]["tokens"]
+    assert f"trigrams of {counted:,} tokens" in drawn[-1] and f"of {counted:,} tokens" in name
     units = f"{loss:.4f} nats per token, {loss / math.log(2):.4f} bits per byte\n"
     assert (units in printed) == (kind == "byte")
 

@@ -133,10 +133,26 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
     assert "has changed since" in message(resume, "run", other)
     assert not resume("run", f"{other} --allow_data_change")
     assert checkpoint.steps(tmp_path / "run") == [2, 6]
-    text.write_text("abcdefghijklmnopqrstuvwxyz 0123456789\n" * 100)
-    prepare("words", input=str(text), tokenizer="char", data_dir=str(tmp_path))
-    said = message(resume, "run", f"{other} --allow_data_change")
-    assert "the model's vocab_size=17 is below the data's 38" in said
+
+
+@pytest.mark.parametrize("missing", ["k", "t"])  # in the middle of the vocabulary, and its end
+def test_another_vocabulary_is_never_trained_into(data_dir, start, resume, tmp_path, missing):
+    """Of a text without one character: the ids after it mean the next characters. Neither by a run
+    that goes on nor by another run's weights, whatever the user allows."""
+    text = (data_dir / "words.txt").read_text().replace(missing, "")
+    (tmp_path / "text.txt").write_text(text)
+    prepare("words", str(tmp_path / "text.txt"), "char", str(tmp_path))
+    start("run", "--max_iters=2")
+    there = f"--data_dir={tmp_path} --max_iters=4"
+    for more in (f"--init_from={tmp_path / 'run'}", f"--init_from={tmp_path / 'run'} --arch=None"):
+        said = message(start, "other", f"{there} {more}")
+        assert "dataset=words" in said and f"--tokenizer={tmp_path / 'run'}" in said
+    for more in ("", "--allow_data_change", "--eval_only --allow_data_change"):
+        assert "dataset=words" in message(resume, "run", f"{there} {more}")
+    assert not (tmp_path / "other").exists() and checkpoint.steps(tmp_path / "run") == [2]
+    prepare("words", str(tmp_path / "text.txt"), str(tmp_path / "run"), str(tmp_path))
+    assert not start("other", f"{there} --init_from={tmp_path / 'run'}")
+    assert not resume("run", f"{there} --allow_data_change")
 
 
 @pytest.mark.parametrize(
@@ -157,6 +173,7 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
         (["--vocab_size=5"], "vocab_size=5 is below the data's"),
         (["--eval_iters=5"], "eval_tokens"),
         (["--init_from=nowhere/at-all"], "nowhere/at-all"),
+        (["--init_from=gone", "--dataset=not-prepared"], "init_from=gone"),  # before the text
         (["--init_from=resume"], "no checkpoint here"),
     ],
 )
@@ -226,7 +243,9 @@ def test_pretrained_weights_go_on_training(pretrained, data_dir, tmp_path, resum
 def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monkeypatch, capsys):
     run = pretrained[1]
     made([*run, "--block_size=64"])
-    assert "note: block_size shortened from 64 to 16" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "note: block_size shortened from 64 to 16" in printed.out
+    assert printed.err.count("tokenizer cannot be read") == 1
     assert "weights of a llama model" in message(train.main, [*run, "--model=gpt2"])
     words = message(train.main, [*run, "--vocab_size=30"])
     assert "vocab_size=20 is below" in words or "leave out the keys" in words

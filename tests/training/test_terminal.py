@@ -6,14 +6,17 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+import train
 from common import commands, errors
 from common.configurator import Given, keys, load
 from common.files import ROOT
-from helpers.runs import ready
+from helpers.runs import new_run, ready
 from parts.architectures import configure
 from parts.variant import VariantConfig
-from training import flops, terminal
+from training import description, terminal
+from training.description import model_name, warn_of_epochs
 from training.settings import TrainConfig, read_config, scope
 
 
@@ -81,7 +84,7 @@ def test_a_run_names_the_parts_that_are_swapped(keys, name):
     values = dict(model="gpt2", arch=None) | keys
     run = SimpleNamespace(config=SimpleNamespace(**values))
     run.model = SimpleNamespace(config=configure(values))
-    assert terminal.model_name(run) == name
+    assert model_name(run) == name
 
 
 def test_a_long_command_is_wrapped_and_can_be_pasted():
@@ -131,8 +134,49 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     }.items(),
 )
 def test_a_known_gpu_has_its_makers_peak(monkeypatch, name, tflops):
-    monkeypatch.setattr(flops.torch.cuda, "get_device_name", lambda device: name)
-    peak = flops.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
+    monkeypatch.setattr(description.torch.cuda, "get_device_name", lambda device: name)
+    peak = description.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
     assert peak == (tflops and tflops * 1e12)
     for device, dtype in (("cpu", "bfloat16"), ("cuda:0", "float32")):
-        assert flops.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
+        assert description.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
+
+
+def test_an_evaluation_counts_its_batches(data_dir, tmp_path):
+    """Of each split that it scores, up to all of them."""
+    run = ready(data_dir, tmp_path, "--eval_tokens=130")
+    counted = []
+    run.progress = lambda *progress: counted.append(progress)
+    run.step = run.config.max_iters
+    train.score(run)
+    last = {split: (done, total) for split, done, total in counted}
+    assert last.keys() == {"train", "val", "all of val"} and last["val"] == (3, 3)
+    assert all(done == total for done, total in last.values()) and last["all of val"][0] > 3
+    assert len(counted) == sum(done for done, _ in last.values())
+
+
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_the_batches_are_on_the_bar_or_now_and_then_on_a_line(
+    tmp_path, capsys, monkeypatch, on_a_terminal
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_a_terminal)
+    monkeypatch.setattr(terminal, "SILENCE", 0.3)
+    config = TrainConfig(out_dir=str(tmp_path), max_iters=50, warmup_iters=0)
+    log = terminal.RunLog(new_run(config))
+    capsys.readouterr()
+    log.phase("evaluating")
+    log.progress("val", 2, 7)  # too early
+    log.counted_at -= 0.4
+    log.progress("val", 3, 7)
+    shown = capsys.readouterr().out
+    assert "2 of 7" not in shown and "evaluating val: 3 of 7 batches" in shown
+    assert ("(step 0 of 50)" in shown) == on_a_terminal
+    log.close()
+
+
+@pytest.mark.parametrize("steps, dropout, warned", [(21, 0.0, 1), (20, 0.0, 0), (21, 0.1, 0)])
+def test_many_epochs_without_dropout_are_warned_of(capsys, steps, dropout, warned):
+    model = torch.nn.Sequential(torch.nn.Dropout(dropout))
+    samples = SimpleNamespace(windows_per_epoch=2)
+    config = SimpleNamespace(max_iters=steps)
+    warn_of_epochs(SimpleNamespace(config=config, step_samples=1, samples=samples, model=model))
+    assert capsys.readouterr().err.count("--max_iters") == warned
