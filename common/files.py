@@ -195,6 +195,14 @@ def read_json(path, fix, kind=dict, infinity=False):
 # ---------------------------------------------------------------- locks
 
 
+def is_open_as(path, descriptor):
+    """Whether a path leads to the file or folder that is open under a descriptor."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
 def lock(path):
     """Open `path` and lock it until the returned file is closed or the process ends. Raises
     BlockingIOError if another process holds the lock. On a file system without locks (Lustre, some

@@ -128,14 +128,6 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
     return Hold(out_dir, lock)
 
 
-def is_open_as(path, descriptor):
-    """Whether a path leads to the file or folder that is open under a descriptor."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except OSError:
-        return False
-
-
 class Hold:
     """A run folder that this process has locked. The folder stays the run's when it is renamed, and
     another folder that takes its name is not the run's."""
@@ -148,9 +140,9 @@ class Hold:
     def find(self):
         """Where the folder is now. One that was removed is made again, and so is its lock. Raises
         Failure if another folder has its name, or another process trains in it."""
-        if not is_open_as(self.folder, self.descriptor):
+        if not files.is_open_as(self.folder, self.descriptor):
             self.follow()
-        if not is_open_as(self.folder / "lock", self.lock.fileno()):
+        if not files.is_open_as(self.folder / "lock", self.lock.fileno()):
             try:
                 self.lock = lock_run(self.folder, write_id=True)
             except UserError as error:
@@ -162,7 +154,7 @@ class Hold:
         name = ""
         with contextlib.suppress(OSError):  # only Linux knows it
             name = os.readlink(f"/proc/self/fd/{self.descriptor}")
-        if is_open_as(name, self.descriptor):
+        if files.is_open_as(name, self.descriptor):
             files.warn_once(
                 f"the folder {self.folder} is now {name}: the run goes on there", "note"
             )

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from bench.ablation import rows, worth
+from bench.ablation import plans, worth
 from bench.ablation.contrasts import compare, contrast, failures, finite, fisher, moments
 
 RESAMPLES = 1999  # of the bootstrap over the text
@@ -54,13 +54,13 @@ COLUMNS = ["name", "arm", "against", "kind", *NUMBERS, *TEXTS]
 def comparisons_of(plan):
     """The rows of `judge` without numbers, with their two groups of arms."""
     base = plan["base"]
-    control = rows.control_group(plan)
+    control = plans.control_group(plan)
     comparisons = []
-    for arm in rows.judged_arms(plan):
+    for arm in plans.judged_arms(plan):
         against = plan["arms"][arm]["against"]
         groups = [[arm], control if against == base else [against]]
         comparisons.append(comparison(arm, against, "swap", groups))
-    for arm in rows.replicates(plan):
+    for arm in plans.replicates(plan):
         comparisons.append(comparison(arm, base, "replicate", [[arm], [base]]))
     return comparisons
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import special
 
-from bench.ablation import rows
+from bench.ablation import plans
 from bench.ablation.contrasts import ALPHA
 
 POWER = 0.8  # the chance of what a sweep is said to find
@@ -23,13 +23,13 @@ def control_runs(arms, seeds, stated=None):
 
 def planned_runs(plan, seeds):
     """{arm: runs} of a plan with `seeds` seeds of each arm."""
-    base, *control = rows.control_group(plan)
-    arms = rows.judged_arms(plan)
+    base, *control = plans.control_group(plan)
+    arms = plans.judged_arms(plan)
     if plan["screening"]:
         others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
         return dict.fromkeys(others, seeds)
     of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan["controls"])
-    counts = dict.fromkeys([*arms, *rows.replicates(plan)], seeds)
+    counts = dict.fromkeys([*arms, *plans.replicates(plan)], seeds)
     counts[base] = of_base if control else of_base + of_replicate
     return counts | dict.fromkeys(control, of_replicate)
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from bench.ablation import figures, power, rows, tables, verdicts, worth
+from bench.ablation import figures, plans, power, rows, tables, verdicts, worth
 from bench.ablation.caveats import caveats
 from common.configurator import print_help
 from common.errors import UserError, printable
@@ -166,7 +166,7 @@ def judge(folders):
     """[Section] of the sweeps in some folders, with the verdicts on their arms. Raises UserError
     where there is no sweep."""
     sections = []
-    for plan, paths in rows.sweeps(folders):
+    for plan, paths in plans.sweeps(folders):
         runs = rows.load(paths)
         table, facts = verdicts.judge(runs, plan)
         sections.append(

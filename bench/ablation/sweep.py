@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from bench.ablation import fingerprint, identity, power, rows, runs, schedule, step_times
+from bench.ablation import fingerprint, identity, plans, power, rows, runs, schedule, step_times
 from bench.ablation.arms import BASE
 from bench.ablation.checks import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.identity import configuration, digest
@@ -90,11 +90,11 @@ class Sweep:
 
     def control_arms(self):
         """The names of the base, and of its second copy if that has the base's rate."""
-        return rows.control_group(self.outline())
+        return plans.control_group(self.outline())
 
     def judged_arms(self):
         """The names of the arms that get a verdict."""
-        return rows.judged_arms(self.outline())
+        return plans.judged_arms(self.outline())
 
     def planned_runs(self):
         """{arm: runs to report}."""
@@ -256,7 +256,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
 
 def stored_plan(folder):
     """The content of FOLDER/sweep.json; {} if there is none."""
-    return rows.plan(folder) if (Path(folder) / "sweep.json").exists() else {}
+    return plans.plan(folder) if (Path(folder) / "sweep.json").exists() else {}
 
 
 def kept_plan(stored, base):
@@ -267,7 +267,7 @@ def kept_plan(stored, base):
 
 def hashes(facts):
     """[id of the code, id of the configuration] of an arm of a plan, or of a row."""
-    return [facts.get(key) for key in rows.HASHES]
+    return [facts.get(key) for key in plans.HASHES]
 
 
 def check_seeds(kept, config):
@@ -276,7 +276,7 @@ def check_seeds(kept, config):
     if not kept or kept["seeds"] == config.seeds:
         return
     stored = read_rows(Path(config.out_dir) / "rows.jsonl", rows.is_row)
-    if any(row["purpose"] == "report" and row["arm"] in rows.judged_arms(kept) for row in stored):
+    if any(row["purpose"] == "report" and row["arm"] in plans.judged_arms(kept) for row in stored):
         what = f"this sweep was planned with {kept['seeds']} seeds, and its verdicts are of these"
         fix = "run more in another --out_dir, with --first_seed"
         raise UserError(what, f"seeds={config.seeds}", fix)

@@ -8,8 +8,8 @@ import pandas as pd
 
 from bench.ablation.arms import described
 from bench.ablation.comparisons import TEST
+from bench.ablation.plans import bits_per_byte
 from bench.ablation.power import ALPHA
-from bench.ablation.rows import bits_per_byte
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from bench.ablation import contrasts, power, rows, worth
+from bench.ablation import contrasts, plans, power, worth
 from bench.ablation.comparisons import (
     COLUMNS,
     comparisons_of,
@@ -111,7 +111,7 @@ def facts_of_base(runs, plan):
 
 def add_control_group(facts, losses, plan):
     """Set the facts of the control group's runs that learned."""
-    n, mean, square = map(float, moments(pick(losses, rows.control_group(plan))))
+    n, mean, square = map(float, moments(pick(losses, plans.control_group(plan))))
     facts.base_n = int(n)
     facts.base_mean = mean
     facts.base_sd = math.sqrt(square)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 import ablate
-from bench.ablation import checks, rows, schedule, settings
+from bench.ablation import checks, plans, schedule, settings
 from bench.ablation.arms import list_arms
 from common.configurator import from_text, keys
 from common.errors import UserError
@@ -106,7 +106,7 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
     assert [made.config.out_dir for made in columns] == [str(out / "small"), str(out / "deep")]
     assert [made.arguments[-1] for made in columns] == ["--also=small", "--also=deep"]
 
-    plan, deep = rows.plan(out / "small"), rows.plan(out / "deep")
+    plan, deep = plans.plan(out / "small"), plans.plan(out / "deep")
     assert plan["also"] == "small" and plan["base_values"]["n_embd"] == 16
     assert plan["chosen_lr"] == {"rope": 2} and "--also=small" in plan["command"]
     runs = [(arm, lr) for arm, _, lr, _ in rows_of(out / "small")]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import train
-from bench.ablation import fingerprint, identity, rows, sweep
+from bench.ablation import fingerprint, identity, plans, rows, sweep
 from common.errors import UserError
 from common.files import ROOT
 from helpers.sweeps import make_sweep
@@ -55,7 +55,7 @@ def test_the_code_of_all_stored_rows_is_the_same(folder, capsys):
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(SHELVES)))
 def test_the_configurations_of_stored_rows_are_the_same(folder):
-    plan, lines = rows.plan(folder), identity.stored(folder)
+    plan, lines = plans.plan(folder), identity.stored(folder)
     assert {line["arm"] for line in lines} >= plan["arms"].keys()
     machine = {"torch": plan["versions"]["torch"].partition("+")[0]}
     if plan["base_values"]["device"] == "cpu":
@@ -245,7 +245,7 @@ def test_folders_of_one_sweep_are_joined_by_what_their_code_computes(tmp_path, a
         (tmp_path / name / "rows.jsonl").write_text(text)
         identity.store(tmp_path / name, stored)
     folders = [tmp_path / "here", tmp_path / "there"]
-    assert len(rows.sweeps(folders)) == (1 if agree else 2)
+    assert len(plans.sweeps(folders)) == (1 if agree else 2)
     runs = rows.load(folders)
     assert runs.current.all() and len(runs) == 2 * len(lines)
     assert runs.groupby("arm").code_hash.nunique().max() == (1 if agree else 2)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.ablation import rows, schedule
+from bench.ablation import plans, rows, schedule
 from bench.ablation.schedule import own_controls
 from common.errors import UserError
 from helpers.sweeps import make_sweep, write_lines
@@ -45,7 +45,7 @@ def test_bits_per_byte_are_computed_from_the_losses_or_left_blank(tmp_path):
     bits = rows.load(tmp_path / "new").query("arm == 'rope' and seed == 0").bits_per_byte
     assert bits.iloc[0] == pytest.approx(1.4427 * rope["final_val_loss"])
     assert rows.load(tmp_path / "old").bits_per_byte.isna().all()
-    assert len(rows.sweeps([tmp_path / "new", tmp_path / "old"])) == 1
+    assert len(plans.sweeps([tmp_path / "new", tmp_path / "old"])) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import comparisons, power, rows, verdicts
+from bench.ablation import comparisons, plans, power, rows, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
 from helpers.sweeps import CALM, ROPE, judge, judged, make_sweep, reported, with_runs, write_lines
 
@@ -268,4 +268,4 @@ def test_a_verdict_is_of_the_runs_that_were_planned(tmp_path):
 
 def verdicts_of(folder, sweep):
     """The table of verdicts on the rows of a folder."""
-    return verdicts.judge(rows.load(folder), rows.complete(sweep))[0]
+    return verdicts.judge(rows.load(folder), plans.complete(sweep))[0]

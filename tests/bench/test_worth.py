@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bench.ablation import rows, verdicts
+from bench.ablation import plans, rows, verdicts
 from bench.ablation.worth import Curve, curve_of
 from helpers.sweeps import loss_of_tokens, make_sweep
 
@@ -78,7 +78,7 @@ def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
     sweep, lines, prices = make_sweep(
         tmp_path, effects=effects, noise=1e-4, diverged=(), stale=False
     )
-    runs, plan = rows.load(tmp_path), rows.plan(tmp_path)
+    runs, plan = rows.load(tmp_path), plans.plan(tmp_path)
     frame = verdicts.judge(runs, plan)[0].set_index("name")
     rope, ratio = frame.loc["rope"], prices["rope"]["step_ratio"]["ratio"]
     assert rope.worth == pytest.approx(1.5, abs=0.02)
@@ -96,9 +96,9 @@ def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
 def test_the_margin_of_a_sweep_is_the_stored_one_or_the_curve_s(tmp_path):
     sweep, *_ = make_sweep(tmp_path, noise=1e-4)
     runs = rows.load(tmp_path)
-    stored = rows.complete(sweep | {"margin": 0.03, "margin_source": "given"})
+    stored = plans.complete(sweep | {"margin": 0.03, "margin_source": "given"})
     facts = verdicts.judge(runs, stored)[1]
     assert (facts.margin, facts.margin_source) == (0.03, "given")
-    facts = verdicts.judge(runs, rows.complete(sweep | {"margin": None}))[1]
+    facts = verdicts.judge(runs, plans.complete(sweep | {"margin": None}))[1]
     assert facts.margin == pytest.approx(0.0052, rel=0.1)
     assert "after the runs" in facts.margin_source

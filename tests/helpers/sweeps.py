@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.ablation import rows, verdicts
+from bench.ablation import plans, rows, verdicts
 from bench.ablation.power import control_runs
 
 EFFECTS = {  # arm -> planted effect on the final loss
@@ -235,7 +235,7 @@ ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
 
 def judge(sweep, lines, prices=(), **given):
     """(table, {name: row}, facts) of a sweep's verdicts."""
-    plan = rows.complete(sweep)
+    plan = plans.complete(sweep)
     table, facts = verdicts.judge(rows.table(lines, plan, list(prices)), plan, **given)
     return table, table.set_index("name").to_dict("index"), facts
 

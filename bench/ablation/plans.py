@@ -1,0 +1,185 @@
+"""The plans of sweeps: the content of sweep.json, and which folders hold runs of one sweep."""
+
+import math
+from numbers import Real
+from pathlib import Path
+
+from bench.ablation import identity
+from common import files
+from common.errors import UserError
+from tokens.data import BITS_OF
+
+# Folders whose plans agree in these keys, data and common arms hold runs of one sweep.
+SHARED = ("code_hash", "base", "base_values", "max_iters", "screening")
+HASHES = ("code_hash", "config_hash")
+OF_AN_ARM = (*HASHES, "against")
+
+FIX = "move it away, and bench/ablate.py writes another one: the rows beside it are kept"
+
+# The types of the values in the files, by key.
+PLAN = {
+    "name": str,
+    "question": str,
+    "also": str,
+    "base": str,
+    "arms": dict,
+    "chosen_lr": dict,
+    "base_values": dict,
+    "data": dict,
+    "ngrams": dict,
+    "screening": bool,
+    "seeds": int,
+    "controls": int | None,
+    "margin": Real | None,
+    "margin_source": str | None,
+}
+ARM = {
+    "code_hash": str,
+    "config_hash": str,
+    "changes": dict,
+    "replicate": bool,
+    "against": str | None,
+    "match": dict | None,
+    "curve": Real | None,
+}
+
+
+def plan(folder):
+    """The plan of a sweep, the content of FOLDER/sweep.json, see `complete`."""
+    path = Path(folder) / "sweep.json"
+    content = files.read_json(path, FIX if path.exists() else "name a folder of bench/ablate.py")
+    return complete(content, path) | {"name": Path(folder).name}
+
+
+def complete(content, path="sweep.json"):
+    """A plan with an empty value for each key that it lacks. Raises UserError if it is none."""
+    try:
+        plan = filled(content, PLAN)
+        arms = {arm: filled(facts, ARM) for arm, facts in plan["arms"].items()}
+        for facts in arms.values():
+            facts["against"] = facts["against"] or plan["base"]
+        known = {plan["base"], *(facts["against"] for facts in arms.values())} <= arms.keys()
+    except TypeError:
+        known = False
+    if not known:
+        raise UserError("this is no plan of a sweep", path, FIX)
+    return plan | {"arms": arms, "seeds": plan["seeds"] or 1}
+
+
+def filled(content, kinds):
+    """A dictionary with an empty value for each key that it lacks. Raises TypeError for a value of
+    another type."""
+    empty = {}
+    for key, kind in kinds.items():
+        empty[key] = None if isinstance(None, kind) else kind()
+    if not fits(empty | content, kinds):
+        raise TypeError
+    return empty | content
+
+
+def fits(content, kinds):
+    """Whether the values of these keys have these types; one that is missing is None."""
+    return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
+
+
+def replicates(plan):
+    """The second copies of the base, which choose a learning rate as arms do."""
+    return [a for a, facts in plan["arms"].items() if facts["replicate"] and a != plan["base"]]
+
+
+def control_group(plan):
+    """The arms that all others are compared with: the base, and its replicates at its rate."""
+    base = plan["base"]
+    rates = plan["chosen_lr"]
+    rate = rates.get(base, 1)
+    return [base, *(arm for arm in replicates(plan) if rates.get(arm, rate) == rate)]
+
+
+def judged_arms(plan):
+    """The arms that get a verdict: no base, replicate or curve."""
+    copies = [plan["base"], *replicates(plan)]
+    arms = []
+    for arm, facts in plan["arms"].items():
+        if not facts["curve"] and arm not in copies:
+            arms.append(arm)
+    return arms
+
+
+def sweeps(folders):
+    """[(plan, folders)] of the sweeps in some folders, in their order. Folders that hold runs of
+    one sweep are joined. Raises UserError for a folder without a plan."""
+    joined = []
+    for path in map(Path, folders):
+        content = plan(path)
+        for first, paths in joined:
+            ids = ids_within(first, paths, content, path)
+            if is_same(first, with_ids(content, ids)):
+                join(first, with_ids(content, ids), ids)
+                paths.append(path)
+                break
+        else:
+            joined.append((content, [path]))
+    return joined
+
+
+def ids_within(first, paths, content, path):
+    """{(arm, id of its code in one plan): id of the same code in the first plan}, where the plans
+    agree otherwise. Sweeps that were started apart give one fingerprint two ids."""
+    without = [with_ids(each, dict.fromkeys(codes(each), "")) for each in (first, content)]
+    if codes(first) == codes(content) or not is_same(*without):
+        return {}
+    others = []
+    for other in paths:
+        others += identity.stored(other)
+    return identity.same_ids(identity.stored(path), others)
+
+
+def codes(plan):
+    """[(arm, id of its code)] of a plan."""
+    return [(arm, facts["code_hash"]) for arm, facts in plan["arms"].items()]
+
+
+def with_ids(plan, ids):
+    """A plan whose arms have other ids of their code, {(arm, id): other id}."""
+    arms = {}
+    for arm, facts in plan["arms"].items():
+        code = ids.get((arm, facts["code_hash"]), facts["code_hash"])
+        arms[arm] = facts | {"code_hash": code}
+    return plan | {"arms": arms, "code_hash": arms[plan["base"]]["code_hash"]}
+
+
+def join(first, content, ids):
+    """Add the arms, rates, seeds and ids of a plan to another plan of the same sweep."""
+    first["ids"] = first.get("ids", {}) | ids
+    first["arms"] = first["arms"] | content["arms"]
+    first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
+    first["seeds"] = max(first["seeds"], content["seeds"])
+
+
+def is_same(plan, other):
+    """Whether the runs of two plans belong to one sweep."""
+    if any(plan.get(key) != other.get(key) for key in SHARED) or data_of(plan) != data_of(other):
+        return False
+    for arm in plan["arms"].keys() & other["arms"].keys():
+        facts = plan["arms"][arm]
+        other_facts = other["arms"][arm]
+        if any(facts.get(key) != other_facts.get(key) for key in OF_AN_ARM):
+            return False
+    return True
+
+
+def data_of(plan):
+    """The facts of a plan's data, without the factor to bits per byte: earlier ones differ."""
+    return {key: plan["data"][key] for key in plan["data"].keys() - {"bits_per_byte", "bits_of"}}
+
+
+def bits_per_byte(plan):
+    """The factor from a loss of a plan to bits per byte, nan for pairs and where it counts end
+    tokens as text, as it did before."""
+    data = plan["data"]
+    return number(data.get("bits_per_byte") if data.get("bits_of") == BITS_OF else None)
+
+
+def number(value):
+    """A number, NaN if the value is none."""
+    return float(value) if isinstance(value, Real) else math.nan
