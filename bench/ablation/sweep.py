@@ -21,7 +21,7 @@ from common.errors import Failure, UserError
 from common.runtime import Runtime, choose_dtype, find_device, versions
 from parts.architectures import configure
 from tokens import ngrams
-from training.run_folder import check_out_dir, is_open_as, lock_run, read_rows
+from training.run_folder import check_out_dir, lock_run, read_rows
 from training.settings import TrainConfig
 
 # The product of these keys: the tokens that a run sees.
@@ -151,7 +151,7 @@ class Sweep:
 
     def check_own(self):
         """Raise Failure if another folder has the name of the one that this process locked."""
-        if not is_open_as(self.out / "lock", self.lock.fileno()):
+        if not files.is_open_as(self.out / "lock", self.lock.fileno()):
             what = "the folder of this sweep was moved or removed while it ran"
             fix = "the same command with the out_dir where it is now continues"
             raise Failure(what, f"out_dir={self.out}", fix)
