@@ -23,7 +23,11 @@ from common.errors import printable, run, tell
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start(
-        "bench/ablate.py", "bench/ablation/settings.py", "training/settings.py", "parts/variant.py"
+        "bench/ablate.py",
+        "bench/ablation/settings.py",
+        "bench/settings/plan.py",
+        "training/settings.py",
+        "parts/variant.py",
     )
 
 from bench.ablation import rows, runs, step_times

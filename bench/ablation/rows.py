@@ -209,7 +209,10 @@ def is_current(line, plan):
         return False
     if any(facts[key] not in ("", line.get(key)) for key in HASHES):
         return False
-    return line["purpose"] != "report" or line["lr"] == plan["chosen_lr"].get(line["arm"], 1)
+    rates = plan["chosen_lr"]
+    if line["purpose"] == "curve":
+        return line["lr"] == rates.get(plan["base"], 1)
+    return line["purpose"] == "tune" or line["lr"] == rates.get(line["arm"], 1)
 
 
 # ---------------------------------------------------------------- costs

@@ -16,7 +16,6 @@ REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
 CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
 EXTENSIONS = 2  # times that a grid of rates is extended if the chosen rate is at its edge
 CONTROLS = 8  # runs of the base when another kind of machine continues a sweep
-BETTER = 2  # standard errors by which another rate must beat the base's
 
 
 # ---------------------------------------------------------------- the runs
@@ -60,8 +59,8 @@ def folder_name(sweep, arm):
 
 
 def tuning_jobs(sweep, names=None):
-    """The runs that choose a learning rate for each arm (of those named, None: all), on seeds that
-    are not reported, and the base's runs on the same seeds."""
+    """The runs that choose a learning rate for the base and each arm (of those named, None: all),
+    on seeds that are not reported."""
     if sweep.config.lr_grid == [1]:
         return []
     jobs = []
@@ -80,7 +79,8 @@ def curve_jobs(sweep):
     for seed in range(CURVE_SEEDS):
         for arm in sweep.arms.values():
             if arm.curve:
-                jobs.append(job_of(sweep, arm, seed, 1.0, "curve"))
+                lr = sweep.chosen_lr.get(BASE, 1.0)
+                jobs.append(job_of(sweep, arm, seed, lr, "curve"))
     return jobs
 
 
@@ -153,16 +153,17 @@ def own_controls(sweep):
         return []
     first = int(digest(here)[:7], 16)  # seeds that neither the plan nor another machine has
     base = sweep.arms[BASE]
-    return [job_of(sweep, base, first + number, 1.0, "report") for number in range(CONTROLS)]
+    lr = sweep.chosen_lr.get(BASE, 1.0)
+    return [job_of(sweep, base, first + number, lr, "report") for number in range(CONTROLS)]
 
 
 # ---------------------------------------------------------------- what is chosen between phases
 
 
 def choose_learning_rates(sweep):
-    """Choose the multiple of the learning rate of each arm and of the base's replicate by the loss
-    on the tuning half of the validation text. Returns whether one is at the edge of its grid, which
-    is then longer, so that further runs are needed."""
+    """Choose the multiple of the learning rate of the base and of each arm by the loss on the
+    tuning half of the validation text. Returns whether one is at the edge of its grid, which is
+    then longer, so that further runs are needed."""
     if sweep.config.lr_grid == [1]:
         return False
     longer = False
@@ -179,6 +180,9 @@ def choose_learning_rates(sweep):
         elif may_extend and chosen == max(grid):
             grid.append(chosen * 2)
             longer = True
+    for name, arm in sweep.arms.items():
+        if arm.replicate:
+            sweep.chosen_lr[name] = sweep.chosen_lr[BASE]
     return longer
 
 
@@ -191,24 +195,14 @@ def tuning_loss(row):
 
 
 def chosen_rate(losses):
-    """The multiple 1, unless the one with the least mean is better by BETTER standard errors of the
-    difference, with one variance for all multiples. losses: {multiple: losses of its runs}, inf
-    where a run diverged, nan where one failed. A multiple with a failed run is not chosen, and none
-    but 1 while a run at 1 has failed."""
+    """The multiple with the least mean loss; 1 if there is none. losses: {multiple: losses of its
+    runs}, inf where a run diverged, nan where one failed: then the multiple is not chosen."""
     means = {}
-    variances = []
     for lr, values in losses.items():
-        if any(math.isnan(value) for value in values):
-            continue
-        means[lr] = statistics.fmean(values)
-        if math.isfinite(means[lr]):
-            variances.append(statistics.variance(values))
-    best = min(means, key=lambda lr: (means[lr], lr), default=1.0)
-    if 1 not in means or not math.isfinite(means[best]):
-        return 1.0
-    # The standard error of a difference of means: all multiples have as many runs.
-    error = math.sqrt(2 * statistics.fmean(variances) / len(losses[best]))
-    return best if means[best] < means[1] - BETTER * error else 1.0
+        mean = statistics.fmean(values)
+        if math.isfinite(mean):
+            means[lr] = mean
+    return min(means, key=lambda lr: (means[lr], lr), default=1.0)
 
 
 def fix_margin(sweep):

@@ -354,9 +354,12 @@ def base_values(base, data):
 
 
 def grids_of(config, arms):
-    """{arm: multiples of the learning rate to choose from}. The base has been tuned before."""
-    grids = {name: list(config.lr_grid) for name, arm in arms.items() if not arm.curve}
-    return grids | {BASE: [1.0]}
+    """{arm: multiples of the learning rate to choose from}. The base's copy takes the base's."""
+    grids = {}
+    for name, arm in arms.items():
+        if not arm.curve and not arm.replicate:
+            grids[name] = list(config.lr_grid)
+    return grids
 
 
 def parent_of(config):

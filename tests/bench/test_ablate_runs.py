@@ -20,11 +20,11 @@ import ablate
 from bench.ablation import (
     fingerprint,
     measure,
+    plans,
     runs,
     schedule,
     step_times,
 )
-from bench.ablation import rows as frames
 from common.errors import Failure, UserError
 from common.files import ROOT
 from common.runtime import versions
@@ -62,7 +62,7 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
         assert row["git_commit"] == "abc" and row["hardware"] == versions()["hardware"]
     assert len({keys["seed"] for keys in given}) == len(done)
 
-    plan = frames.plan(out)
+    plan = plans.plan(out)
     counted = json.loads((data_dir / "words/meta.json").read_text())["ngrams"]
     _, _, trigrams, *others = ngrams.losses_at(counted, 4 * 4 * 16, 16)  # steps, batch, context
     (tokens,) = counted["tokens"]  # the text is short, so that one amount is counted
@@ -401,7 +401,7 @@ def test_pairs_are_measured_for_what_they_are(answers, data_dir, out):
     what = [ROPE, "--dataset=answers", "--seeds=1", "--screening"]
     assert ablate.main(arguments(data_dir, out, *what)) == 0
     rows = rows_of(out)
-    assert frames.plan(out)["data"]["kind"] == "pairs" and len(rows) == 3
+    assert plans.plan(out)["data"]["kind"] == "pairs" and len(rows) == 3
     for row in rows.values():
         assert row["status"] == "done" and row["final_val_loss"] < row["first_val_loss"]
         # Nats per answer's token are no bits per byte of the pairs.

@@ -165,7 +165,7 @@ def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, joi
 def test_another_machine_trains_the_base_first(monkeypatch):
     monkeypatch.setattr(schedule, "job_of", lambda *job: job)
     machine = SimpleNamespace(facts={"hardware": "B"})
-    sweep = SimpleNamespace(machine=machine, arms={"base": "base"})
+    sweep = SimpleNamespace(machine=machine, arms={"base": "base"}, chosen_lr={})
     sweep.rows = {k: {"arm": "base", "purpose": "report", "hardware": "B"} for k in range(3)}
     assert own_controls(sweep) == []
     sweep.rows |= {k: {"arm": "base", "purpose": "report", "hardware": "A"} for k in range(3, 9)}
