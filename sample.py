@@ -149,8 +149,10 @@ def write_samples(model, tokenizer, wanted, config, show=lambda piece: None, sam
     random draws of a sample depend on its own prompt and number alone. show: called with each piece
     of text as it is written. sampler: another function to call in place of `steps`."""
     explain = config.jsonl or config.show_probs
-    samples = [Sample(prompt, tokenizer, config.stop, explain) for prompt, _ in wanted]
     ids = [tokenizer.prompt(prompt) for prompt, _ in wanted]
+    samples = []
+    for (prompt, _), prompt_ids in zip(wanted, ids, strict=True):
+        samples.append(Sample(prompt, prompt_ids, tokenizer, config.stop, explain))
     numbers = [number for _, number in wanted]
     seeds = [seed_for(config.seed, n, *prompt) for n, prompt in zip(numbers, ids, strict=True)]
     idx, pad = ragged(ids, next(model.parameters()).device)  # (B, T)
