@@ -43,7 +43,7 @@ import numpy as np
 from common import files
 from common.commands import command
 from common.configurator import PositiveInt, build, load
-from common.errors import UserError, printable, run
+from common.errors import UserError, folded, printable, run
 from tokens import downloads, ngrams, sources, token_files
 from tokens.documents import find_files, open_input
 from tokens.sources import FORMER, HUB, NAMED, SHAKESPEARE
@@ -229,6 +229,9 @@ def tokenizer_maker(name, kind, vocab_size=None):
         from weights import hf  # imported here, since torch takes seconds
 
         tokenizer = hf.load_tokenizer(kind, "--tokenizer")
+        changes = ", ".join(tokenizer.changes())
+        if changes:
+            print(folded(f"  NOTE: as in the model's training, its tokenizer changes {changes}"))
     return lambda chars, texts, documents: tokenizer
 
 

@@ -5,6 +5,7 @@ Write text with a trained model:
     python sample.py --out_dir=RUN --start=FILE:prompt.txt --temperature=0
     python sample.py --out_dir=RUN --prompts=lines.txt --jsonl > texts.jsonl
     python sample.py --init_from=gpt2 --start="The capital is" --show_probs
+    python sample.py --init_from=FOLDER --chat
 
 RUN is a run folder, such as out-llama-shakespeare. Nothing else is needed, since
 the checkpoint includes the tokenizer. The same command writes the same text
@@ -35,7 +36,7 @@ from torch.nn import functional as F
 
 from common import configurator
 from common.runtime import seed_for, set_up
-from sampling.prompts import fit, note, read_prompts, show, show_cut, shown
+from sampling.prompts import chat_prompt, fit, note, read_prompts, show, show_cut, shown
 from sampling.reader import Reader, ragged
 from sampling.settings import OF_TEXT, SampleConfig, moved
 from sampling.text import Sample
@@ -149,8 +150,10 @@ def write_samples(model, tokenizer, wanted, config, show=lambda piece: None, sam
     random draws of a sample depend on its own prompt and number alone. show: called with each piece
     of text as it is written. sampler: another function to call in place of `steps`."""
     explain = config.jsonl or config.show_probs
-    samples = [Sample(prompt, tokenizer, config.stop, explain) for prompt, _ in wanted]
     ids = [tokenizer.prompt(prompt) for prompt, _ in wanted]
+    samples = []
+    for (prompt, _), prompt_ids in zip(wanted, ids, strict=True):
+        samples.append(Sample(prompt, prompt_ids, tokenizer, config.stop, explain))
     numbers = [number for _, number in wanted]
     seeds = [seed_for(config.seed, n, *prompt) for n, prompt in zip(numbers, ids, strict=True)]
     idx, pad = ragged(ids, next(model.parameters()).device)  # (B, T)
@@ -262,10 +265,20 @@ def open_model(name, texts, config, device, dtype, pretrained=False):
 def fit_prompts(model, tokenizer, texts, config):
     """The prompts as the tokenizer can encode them. Notes say what a user may not expect."""
     check_context(model, config.context)
+    if config.chat:
+        tokenizer.bos = None  # the template writes what stands first
+        texts = [chat_prompt(tokenizer, [{"role": "user", "content": text}]) for text in texts]
     prompts = []
     for i, text in enumerate(texts, 1):
         place = f"line {i} of {config.prompts}" if config.prompts else ""
         prompts.append(fit(tokenizer, text, place, config.skip_unknown))
+
+    found = []  # special tokens
+    for prompt in prompts:
+        ids = tokenizer.encode_prompt(prompt).tolist()
+        found += [tokenizer.special[i] for i in ids if i in tokenizer.special]
+    if found and not config.chat:
+        note(f"{len(found)} special tokens in the prompt: {' '.join(dict.fromkeys(found))}")
 
     context = config.context or model.config.block_size
     longest = max(len(tokenizer.prompt(prompt)) for prompt in prompts) + config.max_new_tokens
@@ -327,7 +340,8 @@ def numbered(prompts, count):
 
 def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
     """Write and print every sample of every prompt, at most batch_size at a time. Without a file of
-    prompts they are written one at a time, so that each can be read while it grows."""
+    prompts they are written one at a time, so that each can be read while it grows. Returns the
+    last."""
     name, model, tokenizer, prompts = opened
     wanted = numbered(prompts, config.num_samples)
     batch_size = batch_size if config.prompts else 1
@@ -335,15 +349,35 @@ def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
     show_piece = show if streamed else lambda piece: None
     for first in range(0, len(wanted), batch_size):
         batch = wanted[first : first + batch_size]
-        show_piece(batch[0][0])
+        if not config.chat:
+            show_piece(batch[0][0])
         samples = write_samples(model, tokenizer, batch, config, show_piece, sampler)
         show_piece("\n")
         for sample in samples:
             report(name, sample, config, streamed)
+    return sample if wanted else None
+
+
+def converse(opened, config):
+    """Talk with a model on the terminal, until the end of the input (Ctrl-D). A line is a
+    message."""
+    messages = []
+    while True:
+        try:
+            text = input("> ")
+        except EOFError:
+            return
+        messages.append({"role": "user", "content": text})
+        prompt = chat_prompt(opened.tokenizer, messages)
+        sample = write_all(opened._replace(prompts=[prompt]), config)
+        messages.append({"role": "assistant", "content": sample.text})
 
 
 def build_config(values):
-    """The SampleConfig with these values: one sample at temperature 0, where all are the same."""
+    """The SampleConfig with these values: one sample at temperature 0, where all are the same; one
+    answer in a chat."""
+    if values.get("chat"):
+        values = {"num_samples": 1} | values
     config = configurator.build(SampleConfig, values)
     if config.temperature == 0 and config.num_samples > 1:
         note(f"temperature 0 always writes the same: one sample, not {config.num_samples}")
@@ -361,7 +395,12 @@ def main(argv):
     device, dtype = choose_device(config)
     pretrained = config.init_from != "resume"
     name = config.init_from if pretrained else config.out_dir
-    write_all(open_model(name, texts, config, device, dtype, pretrained), config)
+    opened = open_model(name, texts, config, device, dtype, pretrained)
+    if config.chat and not config.start and not config.prompts:
+        config.num_samples = 1
+        converse(opened, config)
+    else:
+        write_all(opened, config)
 
 
 if __name__ == "__main__":

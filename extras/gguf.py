@@ -14,9 +14,10 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 
 from common.configurator import PathName, build, load
 from common.errors import UserError, run
+from tokens.tokenizer import GPT2, GPT4
 from weights import families
 from weights.export import export_run
-from weights.tokenizers import PATTERNS, to_escaped, to_lists
+from weights.tokenizers import to_lists
 
 FAMILIES = ("llama", "gpt2")
 KEYS = {  # {our key: GGUF's}, without the architecture before it
@@ -30,11 +31,12 @@ KEYS = {  # {our key: GGUF's}, without the architecture before it
     "norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
 }
+PATTERNS = {GPT2: "gpt-2", GPT4: "dbrx"}  # {pattern of a BPE: GGUF's name}
 ONLY = {"rope_scaling": None, "hidden_act": "silu", "activation_function": "gelu_new"}
 # Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
 # effect: no pattern leaves a letter and a mark after it in one piece.
 NO_MERGES = ["a !"]
-OTHERS = "python -m weights.export writes other models as a folder"
+OTHERS = "python -m weights.export writes a folder, which llama.cpp converts"
 
 
 def interleaved(t, heads):
@@ -122,14 +124,15 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
         if data["kind"] == "char":  # llama.cpp aborts without one for unknown characters
             writer.add_unk_token_id(max(0, data["chars"].find("?")))
     else:
-        names = {pattern: name for name, pattern in PATTERNS.items()}
-        pattern = data.get("pat_str", "as SentencePiece does")
-        if pattern not in names:
-            what = f"llama.cpp does not know how this tokenizer cuts a text: {pattern}"
+        pattern = data.get("pat_str")
+        if pattern not in PATTERNS:
+            what = "a pretrained model's tokenizer is not written as GGUF here"
+            if pattern:
+                what = f"llama.cpp does not know how this tokenizer cuts a text: {pattern}"
             raise UserError(what, "export", OTHERS)
         tokens, merges, special = to_lists(data)
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(names[pattern])
+        writer.add_tokenizer_pre(PATTERNS[pattern])
         writer.add_token_merges(merges or NO_MERGES)
     kind = gguf.TokenType
     kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
@@ -140,6 +143,15 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     if tokenizer.stops:
         writer.add_eos_token_id(tokenizer.end)
         writer.add_bos_token_id(tokenizer.start)
+
+
+def to_escaped(data):
+    """The tokens of characters or bytes as GGUF's "rwkv" tokenizer lists them: printable ASCII
+    unchanged, every other byte escaped as in Python."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    if data["kind"] == "char":
+        tokens = [char.encode() for char in data["chars"]]
+    return [token.decode("latin-1").encode("unicode_escape").decode() for token in tokens]
 
 
 # ---------------------------------------------------------------- the command

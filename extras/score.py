@@ -6,7 +6,6 @@ each token coloured by its surprise (-ln p). RUN is a run folder, or pretrained 
 sample.py --init_from.
 """
 
-import codecs
 import itertools
 import json
 import math
@@ -68,8 +67,8 @@ def surprise(model, ids, first, context=None, vocab_size=None):
 
 def texts_of(tokenizer, ids):
     """The text of each token. A character that spans several tokens belongs to the last of them."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return [decoder.decode(tokenizer.decode_bytes([token])) for token in ids]
+    stream = tokenizer.stream()
+    return [stream.step(token) for token in ids]
 
 
 def score_text(model, tokenizer, text, context=None, where="text"):

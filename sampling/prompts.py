@@ -1,10 +1,11 @@
 """The prompts that a user gives, and what is printed beside the texts."""
 
 import os
+import re
 import shutil
 import sys
 
-from common.errors import UserError, folded, printable
+from common.errors import UserError, folded, one_line, printable
 
 
 def note(text):
@@ -82,3 +83,30 @@ def fit(tokenizer, text, where, skip_unknown=False):
     left_out = f"{count} characters are not in the vocabulary and left out: {named}"
     note(f"{where or 'the prompt'}: {left_out}")
     return "".join(c for c in text if c not in unknown)
+
+
+def chat_prompt(tokenizer, messages):
+    """The text of a conversation up to where the model's answer begins, by the model's own chat
+    template. messages: [{"role": "user" or "assistant", "content": text}, ...]. Raises UserError
+    if the model has no template, or the template fails."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # here, since few prompts need it
+
+    chat = getattr(tokenizer, "chat", None)
+    if not chat:
+        fix = "leave it out, and write the prompt as in the model's training"
+        raise UserError("this model has no chat template", "--chat", fix)
+
+    def refuse(message):
+        raise ValueError(message)
+
+    options = {"trim_blocks": True, "lstrip_blocks": True}  # as in transformers
+    room = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"], **options)
+    # A block that only marks what the assistant writes, for training.
+    text = re.sub(r"(\{%-?\s*)generation\b", r"\1if true", chat["template"])
+    text = re.sub(r"(\{%-?\s*)endgeneration\b", r"\1endif", text)
+    facts = {"messages": messages, "add_generation_prompt": True, "raise_exception": refuse}
+    try:
+        return room.from_string(text).render(chat | facts)
+    except Exception as error:  # it is a program of somebody else's
+        what = f"the model's chat template fails: {type(error).__name__} {one_line(error)}"
+        raise UserError(what, "--chat", "leave it out, or write other messages") from None

@@ -37,6 +37,7 @@ class SampleConfig:
     # the prompt
     start: str = ""  # FILE:path reads it from a file; empty: a newline, or the end of a text
     prompts: PathName = ""  # a file with a prompt on each line, continued as batches
+    chat: bool = False  # the prompt is a message to a chat model; without one, a conversation
     skip_unknown: bool = False  # drop characters that are not in the vocabulary
     # the text
     num_samples: NonNegativeInt = 10  # of each prompt

@@ -3,7 +3,6 @@ How tokens become text: characters that span several tokens, the end of a text, 
 tokens at each step. Shapes: V vocabulary.
 """
 
-import codecs
 import math
 import time
 
@@ -15,11 +14,11 @@ def likeliest(logits, n=5):
 
 
 class Sample:
-    """The text that follows a prompt. It grows token by token until the tokenizer's end token, and
-    is cut where `stop` first appears. With `explain` it keeps each token's log probability and the
-    likeliest tokens, at temperature 1."""
+    """The text that follows a prompt, whose tokens are `ids`. It grows token by token until the
+    tokenizer's end token, and is cut where `stop` first appears. With `explain` it keeps each
+    token's log probability and the likeliest tokens, at temperature 1."""
 
-    def __init__(self, prompt, tokenizer, stop="", explain=False):
+    def __init__(self, prompt, ids, tokenizer, stop="", explain=False):
         self.prompt = prompt
         self.tokenizer = tokenizer
         self.stop = stop
@@ -30,8 +29,7 @@ class Sample:
         self.tokens = []
         self.logprobs = []
         self.top = []
-        # a character may span several tokens
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.stream = tokenizer.stream(ids)  # a character may span several tokens
         self.began = time.perf_counter()
         self.seconds = 0.0
 
@@ -45,7 +43,7 @@ class Sample:
         self.seconds = time.perf_counter() - self.began
         if token in self.tokenizer.stops:
             return self.end()
-        self.text += self.decoder.decode(self.tokenizer.decode_bytes([token]))
+        self.text += self.stream.step(token)
 
         at = self.text.find(self.stop, self.shown) if self.stop else -1
         if at >= 0:
@@ -58,7 +56,7 @@ class Sample:
     def end(self):
         """Decode what is left after the last token. Returns the rest of the text to show."""
         if not self.done:
-            self.text += self.decoder.decode(b"", final=True)
+            self.text += self.stream.end()
             self.done = True
         return self.show_until(len(self.text))
 

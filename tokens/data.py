@@ -118,5 +118,4 @@ def same_tokens(a, b):
 def text_bytes(tokenizer, ids):
     """The bytes of the text of token ids (N,). The tokens that begin and end a document are no
     text."""
-    marks = [i for i in (tokenizer.bos, *tokenizer.stops) if i is not None]
-    return len(tokenizer.decode_bytes(ids[~np.isin(ids, marks)]))
+    return len(tokenizer.decode_bytes(ids[~np.isin(ids, tokenizer.marks)]))

@@ -21,7 +21,7 @@ import numpy as np
 
 from common import files
 from common.errors import Failure, StopSignals, UserError
-from tokens.tokenizer import tokenizer_from_json
+from tokens.tokenizer import check_form, tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json", "train.mask.bin", "val.mask.bin")
@@ -302,7 +302,9 @@ def load_tokenizer(folder, meta):
     folder = Path(folder)
     path = folder / "tokenizer.json"
     fix = prepare_command(folder)
-    tokenizer = tokenizer_from_json(files.read_json(path, fix), path, fix)
+    data = files.read_json(path, fix)
+    tokenizer = tokenizer_from_json(data, path, fix)
+    check_form(data, path, fix)
     if tokenizer.vocab_size != meta["vocab_size"]:
         sizes = f"{tokenizer.vocab_size} tokens where meta.json says {meta['vocab_size']}"
         raise UserError(f"the tokenizer has {sizes}", path, fix)

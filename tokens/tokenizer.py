@@ -2,13 +2,12 @@
 Tokenizers: a token is a character, a byte, or a piece of text that byte-pair encoding found.
 
 They share the interface of `Tokenizer`; `tokenizer_from_json` reverses `to_json()`.
-`encode_batches` encodes long texts on all cores.
+`encode_batches` encodes long texts on all cores. pretrained.py has those of pretrained models.
 """
 
 import base64
-import json
+import codecs
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -21,24 +20,74 @@ END = "<|endoftext|>"
 
 class Tokenizer:
     """What all tokenizers have. Each adds vocab_size, encode(text) -> (T,) ids, decode_bytes(ids)
-    and to_json()."""
+    and to_json(). A special token, such as <|endoftext|>, that a text spells is ordinary text; in a
+    prompt it counts."""
 
     start = 0  # the id that stands for an empty prompt
     bos = None  # the id before each document and prompt, if the model wants one
     end = 0  # the id after an answer
     stops = ()  # ids that end a text, first `end`; without any, a blank line ends a document
+    special = {}  # {id: text} of the special tokens
+
+    def mark(self, bos, stops):
+        """Set what the ids of special tokens mean."""
+        self.bos = bos
+        self.stops = tuple(stops)
+        self.end = self.stops[0] if self.stops else 0
+        self.start = self.end if bos is None else bos
+
+    @property
+    def marks(self):
+        """The ids that stand around documents and prompts."""
+        return [*self.stops] if self.bos is None else [self.bos, *self.stops]
 
     def prompt(self, text):
         """The ids, at least one, of a text that the model is to continue."""
-        first = [] if self.bos is None else [self.bos]
-        return first + self.encode(text).tolist() or [self.start]
+        ids = self.encode_prompt(text).tolist()
+        if self.bos is not None and ids[:1] != [self.bos]:
+            ids.insert(0, self.bos)
+        return ids or [self.start]
+
+    def encode_prompt(self, text):
+        """(T,) ids of a text in which special tokens count."""
+        return self.encode(text)
+
+    def encode_rest(self, text):
+        """(T,) ids of a text that follows another."""
+        return self.encode(text)
 
     def decode(self, ids):
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
+    def stream(self, before=()):
+        """The decoder of tokens that are drawn one after another, and follow the ids `before`."""
+        return ByteStream(self, before)
+
     def cut(self, text):
         """The last place where a text can be cut without changing its tokens, 0 if none."""
         return len(text)
+
+    def changes(self):
+        """What of a text `decode` does not give back as it was, in words."""
+        return []
+
+
+class ByteStream:
+    """The text of tokens, one after another. A character that spans several belongs to the last."""
+
+    def __init__(self, tokenizer, before):
+        self.tokenizer = tokenizer
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        for token in before:
+            self.step(token)
+
+    def step(self, token):
+        """The text that is complete with a token."""
+        return self.decoder.decode(self.tokenizer.decode_bytes([token]))
+
+    def end(self):
+        """The text of the bytes that are left."""
+        return self.decoder.decode(b"", final=True)
 
 
 class CharTokenizer(Tokenizer):
@@ -95,43 +144,38 @@ class ByteTokenizer(Tokenizer):
         return {"kind": "byte"}
 
 
-class ModelTokenizer(Tokenizer):
-    """A tokenizer with special tokens, by default <|endoftext|> alone. A text that spells one is
-    encoded as ordinary text, so that no text can end a document."""
+class BPETokenizer(Tokenizer):
+    """Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) by tiktoken. By default
+    <|endoftext|> ends a text."""
 
-    def mark(self, special, bos=None, stops=None):
-        """Set what ids of special tokens mean, given {token: id}."""
-        own = [special[token] for token in special if token == END]
-        self.stops = tuple(own if stops is None else stops)
-        self.marks = {} if stops is None else {"bos": bos, "stops": [*stops]}
-        self.bos = bos
-        self.end = self.stops[0] if self.stops else 0
-        self.start = self.end if bos is None else bos
-
-
-class BPETokenizer(ModelTokenizer):
-    """Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) by tiktoken."""
-
-    def __init__(self, encoding, **marks):
+    def __init__(self, encoding, bos=None, stops=None):
         self.encoding = encoding
         self.vocab_size = encoding.n_vocab
-        self.mark(encoding._special_tokens, **marks)
+        self.special = {i: token for token, i in encoding._special_tokens.items()}
+        if stops is None:
+            stops = [i for i, token in self.special.items() if token == END]
+        self.mark(bos, stops)
 
     def cut(self, text):
         return safe_cut(text)
 
-    def encode(self, text):
+    def encode(self, text, allowed_special=frozenset()):
         """(T,) ids. Half a character, \\ud800 to \\udfff, is read as U+FFFD. Raises UserError if
         the vocabulary lacks one of the text's bytes, or tiktoken gives up on a run of spaces."""
+        allowed = {"allowed_special": allowed_special, "disallowed_special": ()}
         try:
-            return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(np.int64)
+            return self.encoding.encode_to_numpy(text, **allowed).astype(np.int64)
         except UnicodeEncodeError:
-            return self.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return self.encode(whole, allowed_special)
         except BaseException as error:  # a panic of tiktoken's Rust code is not an Exception
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
                 raise
             what = "tiktoken cannot encode this: a byte has no token, or a million spaces follow"
             raise UserError(what, "prompt or text", "shorten it, or leave such bytes out") from None
+
+    def encode_prompt(self, text):
+        return self.encode(text, allowed_special="all")
 
     def decode_bytes(self, ids):
         return self.encoding.decode_bytes(np.asarray(ids).tolist())
@@ -146,46 +190,7 @@ class BPETokenizer(ModelTokenizer):
             "pat_str": self.encoding._pat_str,
             "special_tokens": self.encoding._special_tokens,
             "ranks": [base64.b64encode(token).decode() for token in ranks],
-        } | self.marks
-
-
-class SentencePieceTokenizer(ModelTokenizer):
-    """SentencePiece's byte-pair encoding (Kudo & Richardson 2018, arXiv:1808.06226), as LLaMA 2 has
-    it, by the `tokenizers` library, given its tokenizer.json. A blank is part of the word after it.
-    Most put one before each text, so that decoded text begins with one though the text did not."""
-
-    def __init__(self, content, **marks):
-        from tokenizers import Tokenizer as Library
-
-        self.content = content
-        self.library = Library.from_str(json.dumps(content))
-        self.library.encode_special_tokens = True  # as ordinary text
-        tokens = self.library.encode("a", add_special_tokens=False).tokens
-        self.prefix = " " if tokens[0].startswith("\u2581") else ""  # a blank before each text
-        self.vocab_size = self.library.get_vocab_size()
-        special = {token["content"]: token["id"] for token in content["added_tokens"]}
-        pieces = [self.library.id_to_token(i) for i in range(self.vocab_size)]
-        if None in pieces:
-            raise ValueError("its ids have gaps")
-        self.bytes = [piece.replace("\u2581", " ").encode() for piece in pieces]
-        for i, piece in enumerate(pieces):
-            if re.fullmatch("<0x[0-9A-F]{2}>", piece):
-                self.bytes[i] = bytes([int(piece[3:5], 16)])
-        self.mark(special, **marks)
-
-    def cut(self, text):
-        return max((match.start() for match in re.finditer(r"(?<=\w) ", text)), default=0)
-
-    def encode(self, text):
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids = self.library.encode(text.removeprefix(self.prefix), add_special_tokens=False).ids
-        return np.array(ids, dtype=np.int64)
-
-    def decode_bytes(self, ids):
-        return b"".join(self.bytes[i] for i in np.asarray(ids).tolist())
-
-    def to_json(self):
-        return {"kind": "sentencepiece", "tokenizer": self.content} | self.marks
+        }
 
 
 # ---------------------------------------------------------------- from JSON
@@ -203,17 +208,20 @@ def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
             return CharTokenizer(data["chars"])
         if kind == "byte":
             return ByteTokenizer()
-        if kind not in ("bpe", "sentencepiece"):
-            raise ValueError(f"its kind is not known: {str(kind)[:40]!r}")
-        marks = {key: data[key] for key in ("bos", "stops") if key in data}
+        marks = {key: data[key] for key in ("bos", "stops", "chat") if key in data}
         if kind == "bpe":
             tokenizer = BPETokenizer(encoding_from_json(data), **marks)
+        elif kind in ("model", "sentencepiece"):
+            from tokens.pretrained import ModelTokenizer  # here, since few runs have one
+
+            if kind == "sentencepiece":  # runs of before 2026-12, where <|endoftext|> was implied
+                added = data["tokenizer"]["added_tokens"]
+                ends = [token["id"] for token in added if token["content"] == END]
+                marks.setdefault("stops", ends)
+            tokenizer = ModelTokenizer(data["tokenizer"], **marks)
         else:
-            tokenizer = SentencePieceTokenizer(data["tokenizer"], **marks)
-        ids = list(tokenizer.stops)
-        if tokenizer.bos is not None:
-            ids.append(tokenizer.bos)
-        if not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids):
+            raise ValueError(f"its kind is not known: {str(kind)[:40]!r}")
+        if not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in tokenizer.marks):
             raise ValueError("bos and stops are not ids")
         return tokenizer
     except ImportError as error:
@@ -222,6 +230,13 @@ def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
     except Exception as error:  # a key is missing or of another kind, a pattern is no pattern, ...
         what = f"the tokenizer is garbled: {type(error).__name__} {one_line(error)}"
         raise UserError(what, where, fix) from None
+
+
+def check_form(data, where, fix):
+    """Raise UserError for a stored tokenizer of a pretrained model in a form that is no longer
+    written, and only sampled from."""
+    if data.get("kind") == "sentencepiece" or data.get("name") == "imported":
+        raise UserError("a pretrained model's tokenizer is now stored whole", where, fix)
 
 
 def encoding_from_json(data):
@@ -245,6 +260,8 @@ def encoding_from_json(data):
 # ---------------------------------------------------------------- training a BPE
 
 LARGEST = 1_000_000  # tokens; the library takes memory for all at once
+
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 # GPT-4's pattern (cl100k_base in tiktoken/model.py and tiktoken_ext/openai_public.py), as it was
 # first published and as LLaMA 3 has it. tiktoken's own copy has since become faster to match, but
@@ -304,18 +321,26 @@ def learn(texts, size):
 PIECE = 1 << 18  # characters that a thread encodes at a time
 
 
-def encode_batches(tokenizer, texts, documents):
+def encode_batches(tokenizer, texts, documents, in_pairs=False):
     """Yield (ids, number of utf-8 bytes) in the order of `texts`, an iterator of str: of each of
     the `documents`, without an end-of-text token, or of the pieces of one text, however it was cut,
-    whose ids together are the ids of the text.
+    whose ids together are the ids of the text. in_pairs: every second document follows the one
+    before it, as an answer its prompt.
 
-    Threads encode: tiktoken needs no lock of Python's. At most two pieces per core are in memory.
-    Raises what the tokenizer's `encode` raises."""
+    Threads encode: the libraries need no lock of Python's. At most two pieces per core are in
+    memory. Raises what the tokenizer's `encode` raises."""
 
     def encode(batch):
-        return [(tokenizer.encode(text), len(text.encode())) for text in batch]
+        results = []
+        for text, is_rest in batch:
+            ids = tokenizer.encode_rest(text) if is_rest else tokenizer.encode(text)
+            results.append((ids, len(text.encode())))
+        return results
 
-    parts = groups(texts) if documents else ([piece] for piece in pieces(texts, tokenizer.cut))
+    if documents:
+        parts = groups((text, in_pairs and n % 2 == 1) for n, text in enumerate(texts))
+    else:
+        parts = ([(text, n > 0)] for n, text in enumerate(pieces(texts, tokenizer.cut)))
     cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
         while waiting := [*islice(parts, 2 * cores)]:
@@ -324,12 +349,13 @@ def encode_batches(tokenizer, texts, documents):
 
 
 def groups(texts):
-    """Yield lists of consecutive texts, each list of PIECE characters or more except the last."""
+    """Yield lists of consecutive (text, ...), each list of PIECE characters or more except the
+    last."""
     group = []
     length = 0
-    for text in texts:
-        group.append(text)
-        length += len(text)
+    for item in texts:
+        group.append(item)
+        length += len(item[0])
         if length >= PIECE:
             yield group
             group = []

@@ -383,7 +383,7 @@ def write_rows(path, rows, tokenizer):
 
     file = TokenFile(path, tokenizer.vocab_size, masked=True)
     first = [] if tokenizer.bos is None else [tokenizer.bos]
-    results = encode_batches(tokenizer, texts(), documents=True)
+    results = encode_batches(tokenizer, texts(), documents=True, in_pairs=True)
     for prompt, prompt_bytes in results:
         answer, answer_bytes = next(results)
         prompt = [*first, *prompt] or [tokenizer.start]  # never empty: it predicts the answer

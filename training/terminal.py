@@ -284,12 +284,13 @@ def print_how_to_continue(run, broken):
 def closing_prompt(split, tokenizer):
     """(prompt, where to stop) of the sample at the end: the first prompt of the validation split if
     the data are prompts and answers, else the beginning of a new text (a special token is none)."""
-    special = {tokenizer.bos, *tokenizer.stops} - {None}
-    newline = "" if special else tokenizer.decode([tokenizer.end])
+    newline = "" if tokenizer.marks else tokenizer.decode([tokenizer.end])
     if not isinstance(split, Pairs):
         return newline, ""
     answer = split.answers[0]
-    prompt = [i for i in split.tokens[split.starts[0] : answer].tolist() if i not in special]
+    prompt = [
+        i for i in split.tokens[split.starts[0] : answer].tolist() if i not in tokenizer.marks
+    ]
     known = tokenizer.decode(split.tokens[answer : split.ends[0] - 1].tolist())
     print(f"a prompt that it has not seen, whose answer in the data is {known!r}:")
     return tokenizer.decode(prompt), newline

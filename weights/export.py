@@ -190,10 +190,13 @@ def write_folder(folder, config, tensors, tokenizer):
         about["bos_token"] = tokenizer.decode([tokenizer.start])
     if stops:
         about["eos_token"] = tokenizer.decode([tokenizer.end])
+    data = tokenizer.to_json()
+    if data.get("chat"):
+        about["chat_template"] = data["chat"]["template"]
     contents = {
         "config": config,
         "tokenizer_config": about,
-        "tokenizer": to_tokenizer_json(tokenizer.to_json()),
+        "tokenizer": to_tokenizer_json(data),
     }
     folder.mkdir()
     for name, content in contents.items():

@@ -23,15 +23,16 @@ from common.files import read_json
 from parts.architectures import ARCH, CORNERS, configure, make, without_effect
 from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
-from tokens.tokenizer import tokenizer_from_json
+from tokens.tokenizer import check_form, tokenizer_from_json
 from weights import checkpoint
 from weights.checks import check_fit, check_vocabulary, first_three, misfits, read_tensors
 from weights.families import FAMILIES, NEOX, ROPE_NUMBERS, ROPE_READS
-from weights.tokenizers import from_tokenizer_json, read_marks
+from weights.tokenizers import read_marks
 
 GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 HUB = {name: f"openai-community/{name}" for name in GPT2_SIZES}
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"]
+TOKENIZER += ["chat_template.jinja"]
 INDEX = "model.safetensors.index.json"
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapters.safetensors")
 FETCHED = ["model*.safetensors", INDEX, ADAPTERS[0], *TOKENIZER]
@@ -359,10 +360,17 @@ def load_tokenizer(name, key="init_from"):
     """The tokenizer that belongs to the weights of load_pretrained(name), or of a run folder."""
     path = find(name, key)
     if checkpoint.steps(path):
-        return tokenizer_from_json(checkpoint.read(checkpoint.find(path))[2])
+        stored = checkpoint.read(checkpoint.find(path))[2]
+        check_form(stored, f"{key}={name}", "give the model's own folder or name")
+        return tokenizer_from_json(stored)
     content = read_json(path / "tokenizer.json", "prepare the text with a tokenizer of ours")
-    own = from_tokenizer_json(content, path / "tokenizer.json") | read_marks(path, content)
-    return tokenizer_from_json(own, path / "tokenizer.json")
+    fix = "download the file again, or prepare the text with a tokenizer of ours"
+    bare = {"kind": "model", "tokenizer": content}
+    tokenizer = tokenizer_from_json(bare, path / "tokenizer.json", fix)
+    marks = read_marks(path, tokenizer.library)
+    tokenizer.chat = marks["chat"]
+    tokenizer.mark(marks["bos"], marks["stops"])
+    return tokenizer
 
 
 def same_tokens(name, tokenizer):
@@ -373,7 +381,7 @@ def same_tokens(name, tokenizer):
     except UserError:
         return None
     ids = range(min(tokenizer.vocab_size, theirs.vocab_size))
-    return all(tokenizer.decode_bytes([i]) == theirs.decode_bytes([i]) for i in ids)
+    return all(tokenizer.decode([i]) == theirs.decode([i]) for i in ids)
 
 
 # ---------------------------------------------------------------- into our model

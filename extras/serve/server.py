@@ -5,7 +5,6 @@ a model at once.
 """
 
 import asyncio
-import codecs
 import dataclasses
 import json
 import logging
@@ -136,8 +135,8 @@ def label(tokenizer, token):
 
 def texts_of(tokenizer, ids):
     """The text of each token. A character that spans several tokens belongs to the last of them."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return [decoder.decode(tokenizer.decode_bytes([token])) for token in ids]
+    stream = tokenizer.stream()
+    return [stream.step(token) for token in ids]
 
 
 def write(opened, config, prompt, kept):
@@ -152,8 +151,7 @@ def write(opened, config, prompt, kept):
     labels = [label(tokenizer, token) for token in ids]
     yield {"tokens": ids, "texts": texts_of(tokenizer, ids), "labels": labels, "kept": len(kept)}
 
-    sample = Sample(prompt, tokenizer, config.stop)
-    sample.decoder.decode(tokenizer.decode_bytes(kept))  # it may end within a character
+    sample = Sample(prompt, ids, tokenizer, config.stop)
     idx = torch.tensor([ids], device=next(opened.model.parameters()).device)  # (1, T)
     seeds = [seed_for(config.seed, 0, *ids)]
     reading = {"context": config.context, "vocab_size": tokenizer.vocab_size}

@@ -203,7 +203,7 @@ def test_options_are_frozen():
             block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier
             rope_theta norm_eps dropout tie_embeddings""",
         SampleConfig: """
-            init_from out_dir checkpoint start prompts skip_unknown num_samples max_new_tokens
+            init_from out_dir checkpoint start prompts chat skip_unknown num_samples max_new_tokens
             stop temperature top_k top_p min_p repetition_penalty seed jsonl show_probs context
             device dtype compile""",
         PrepareConfig: "input field tokenizer vocab_size data_dir list",

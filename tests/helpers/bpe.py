@@ -4,13 +4,12 @@ from itertools import pairwise
 
 import tiktoken
 
-from tokens.tokenizer import BPETokenizer
-from weights import tokenizers
+from tokens.tokenizer import GPT2, BPETokenizer
 
 WORDS = ["the", "king", "of", "rome", "shall", "speak", "no", "more", "Zoë", "1999", "don't"]
 
 
-def bpe(pattern=tokenizers.GPT2, special=None, merges=60):
+def bpe(pattern=GPT2, special=None, merges=60):
     """A small byte-level BPE, each merge the pair that is most frequent in some words."""
     special = special or {"<|endoftext|>": 0}
     pieces = [

@@ -6,14 +6,13 @@ import pytest
 
 from common.errors import UserError
 from tokens import downloads
-from tokens.tokenizer import tokenizer_from_json
-from weights import tokenizers
+from tokens.tokenizer import GPT2, tokenizer_from_json
 
 
 def tiny_bpe():
     """A real BPE tokenizer of 256 bytes, four merges and <|endoftext|>, needing no download."""
     tokens = [bytes([i]) for i in range(256)] + [b"th", b" th", b"  ", b"\n\n"]
-    pattern = tokenizers.GPT2
+    pattern = GPT2
     return tokenizer_from_json(
         dict(
             kind="bpe",
