@@ -170,12 +170,12 @@ def test_few_files_stand_at_the_root_and_in_results():
 # is the count of 2026-11-28 with 3 % of slack, and is set anew at most once a month, by a commit
 # that says why. Lower is better, but a bound never excuses a dense line.
 REACH = {
-    "import train": (44, 9_250),
-    "import train, sample": (50, 9_950),
-    "import sys; sys.path.insert(0, 'bench'); import ablate": (68, 13_650),
+    "import train": (44, 9_900),
+    "import train, sample": (51, 10_700),
+    "import sys; sys.path.insert(0, 'bench'); import ablate": (70, 14_850),
 }
 # Lines in all languages. parts/ has no total, so that a part can be added.
-TOTALS = {"the core without parts": 16_400, "extras": 5_400, "tests": 16_750}
+TOTALS = {"the core without parts": 19_900, "extras": 5_400, "tests": 19_400}
 LANGUAGES = {".py", ".js", ".css", ".html", ".j2", ".sh"}
 
 
