@@ -16,6 +16,7 @@ import prepare
 import sample
 import train
 from bench.ablation.settings import read as read_sweep
+from bench.settings import plan as plans
 from common.configurator import build, load
 from common.files import ROOT
 from parts import costs
@@ -73,6 +74,8 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
             configure({"model": settings.config.model} | settings.model)
     elif name in CONFIGS:
         build(CONFIGS[name], load(argv, [CONFIGS[name]], "").values)
+    elif name == "bench/ablate.py" and plans.is_asked(argv):
+        plans.read(argv, "")
     elif name == "bench/ablate.py":
         read_sweep(argv, "")
 

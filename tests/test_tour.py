@@ -27,7 +27,7 @@ def test_it_is_stored_with_its_outputs():
     assert len(pictures_of(cells)) == PICTURES and PATH.stat().st_size < 400_000
 
 
-@pytest.mark.parametrize("begins", ["import ast", "from bench.ablation import figures"])
+@pytest.mark.parametrize("begins", ["import ast", "from bench.ablation import page_figures"])
 def test_the_cells_that_train_nothing_print_what_is_stored(begins, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     cells = json.loads(PATH.read_text(encoding="utf-8"))["cells"]

@@ -91,13 +91,13 @@ def test_extreme_settings_are_still_probabilities(key, value):
 
 
 def test_stop_is_never_shown_in_part_and_cuts_where_it_first_appears():
-    sample = Sample("", ByteTokenizer(), stop="abac")
+    sample = Sample("", [], ByteTokenizer(), stop="abac")
     shown = [sample.add(token, None) for token in b"xababac"]
     assert shown == ["x", "", "", "", "ab", "", ""]
     assert sample.done and sample.text == "xab" and sample.end() == ""
     assert sample.tokens == list(b"xababac")
-    sample = Sample("", ByteTokenizer(), stop="abac")
+    sample = Sample("", [], ByteTokenizer(), stop="abac")
     shown = [sample.add(token, None) for token in "aéa".encode()]
     assert "".join([*shown, sample.end()]) == "aéa" == sample.text
-    sample = Sample("", ByteTokenizer())
+    sample = Sample("", [], ByteTokenizer())
     assert [sample.add("é".encode()[0], None), sample.end()] == ["", "�"]

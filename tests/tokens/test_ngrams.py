@@ -13,7 +13,7 @@ from helpers.runs import arguments
 from prepare import prepare
 from tokens import ngrams
 from tokens.token_files import fingerprint, load_meta
-from training import terminal
+from training import run_folder
 
 LETTERS = np.random.default_rng(0).choice(7, 400, p=[0.4, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05])
 STORED = {
@@ -100,8 +100,8 @@ def test_a_dataset_holds_them_and_a_run_prints_them(kind, tmp_path, capsys, monk
     bits = f", {best / math.log(2):.2f} bits per byte"
     assert said + bits * (kind == "byte") + "\n" in capsys.readouterr().out
 
-    drawn, draw = [], terminal.draw
-    monkeypatch.setattr(terminal, "draw", lambda *args: drawn.append(args[2]) or draw(*args))
+    drawn, draw = [], run_folder.draw
+    monkeypatch.setattr(run_folder, "draw", lambda *args: drawn.append(args[2]) or draw(*args))
     sizes = ["--max_iters=3", "--eval_interval=3"]
     train.main(arguments(tmp_path, tmp_path / "run", *sizes))
     (name, loss), *_ = drawn[-1].items()

@@ -21,7 +21,7 @@ from helpers.checkpoints import reseal
 from helpers.runs import ROOT, arguments, equal, losses, refusing, same_runs, weights
 from helpers.texts import message
 from tokens import batches
-from training import run_folder
+from training import net, run_folder
 from weights import checkpoint
 
 
@@ -178,7 +178,7 @@ def test_a_terminal_that_closes_does_not_stop_what_nohup_started():
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-IN_FORWARD = (train.Loss, "forward")
+IN_FORWARD = (net.Loss, "forward")
 
 
 @pytest.mark.parametrize(
