@@ -17,6 +17,7 @@ from bench.ablation import effects, figures, page_figures, page_tables, predicti
 from bench.ablation.caveats import replicate_differs
 from bench.ablation.comparisons import TEST
 from bench.ablation.worth import TOKENS_OF_A_MARGIN, Z
+from bench.settings import worths
 from common.files import write as write_file
 
 BASES = {"llama": "LLaMA", "gpt2": "GPT-2"}
@@ -245,10 +246,12 @@ def multiple(value, low=math.nan, high=math.nan):
 
 
 class Page:
-    """The content of the page, for the templates. sections: {folder below the answer: Section}."""
+    """The content of the page, for the templates. sections: {folder below the answer: Section}.
+    planned: [worths.Measured] of the planned settings that have run."""
 
-    def __init__(self, config, sections):
+    def __init__(self, config, sections, planned=()):
         self.config = config
+        self.planned = planned
         self.settings = []
         for folder, (base, name) in config["settings"].items():
             if folder in sections:
@@ -385,7 +388,8 @@ def write(config, folders, out):
     sections = []
     for folder in folders:
         sections += report.judge([folder])
-    page = Page(config, {os.path.relpath(s.folders[0], out): s for s in sections})
+    named = {os.path.relpath(section.folders[0], out): section for section in sections}
+    page = Page(config, named, planned=worths.load(out / "settings"))
     with matplotlib.rc_context(figures.STYLE):
         pictures = pictures_of(page)
         for key, figure in pictures.items():

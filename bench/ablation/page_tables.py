@@ -1,10 +1,13 @@
 """The tables of the page of the answer, besides the parts' own: functions of a Page that return a
 frame of texts, or None."""
 
+import math
+
 import pandas as pd
 
-from bench.ablation import figures, page_figures, tables
+from bench.ablation import effects, figures, page_figures, tables
 from bench.ablation.tables import DASH, known, number
+from bench.settings import table, worths
 
 
 def settings_table(page):
@@ -97,7 +100,47 @@ def recipe_table(page):
     return pd.DataFrame(rows) if rows else None
 
 
+def planned_table(page):
+    """The parts over the planned settings (config/answer/settings.py) that have run so far."""
+    columns, found = worths.table(page.planned)
+    if not found:
+        return None
+    rows = [
+        dict(zip(["part", *table.HEADINGS], table.cells(e), strict=True))
+        for e in effects.fit(columns)
+    ]
+    return pd.DataFrame(rows).replace("", DASH)
+
+
+def plan_table(page):
+    """What each planned setting is that has run, and whether it is admitted."""
+    rows = []
+    for each in page.planned:
+        factors = each.facts["factors"]
+        admission = each.facts["admission"] or {}
+        rows.append(
+            {
+                "setting": each.name,
+                "text": factors["text"],
+                "tokens": factors["tokens"],
+                "optimizer": figures.NAMES.get(factors["optimizer"], factors["optimizer"]),
+                "base": factors["base"],
+                "layers × width": f"{factors['layers']} × {factors['width']}",
+                "context": f"{factors['context']}",
+                "tokens trained": tables.short(each.facts["tokens"]),
+                "best rate": number(each.best_rate or math.nan, ".2g"),
+                "loss of the base": number(admission.get("loss", math.nan), ".3f"),
+                "trigrams": number(admission.get("trigrams", math.nan), ".3f"),
+                "runs": f"{len(each.rows)}",
+                "admitted": "yes" if each.admitted else admission.get("why", "not yet known"),
+            }
+        )
+    return pd.DataFrame(rows) if rows else None
+
+
 TABLES = {
+    "planned": planned_table,
+    "plan": plan_table,
     "scores": scores_table,
     "settings": settings_table,
     "correlations": correlations_table,
