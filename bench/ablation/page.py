@@ -192,7 +192,9 @@ class Part:
 
     @property
     def word(self):
-        return self.effect.word if self.effect else "not known"
+        if not self.effect or self.effect.n_settings < effects.LEAST_SETTINGS:
+            return "too few settings"
+        return self.effect.word
 
     def in_time(self):
         """The mean worth over the time of a step, in the first setting that timed it."""
@@ -217,8 +219,8 @@ def beside(says, word):
     sizes."""
     if says is None:
         return "cannot be tested here"
-    if word == "not known":
-        return "not known here"
+    if word in ("not known", "too few settings"):
+        return f"{word} here"
     theirs = WORDS[says]
     if theirs == word:
         return "seen"
@@ -275,7 +277,10 @@ class Page:
         left_out = []
         if len(self.modelled) > effects.LEAST_SETTINGS:
             left_out = predictions.leave_one_out(worths)
-        self.scores = predictions.scores(left_out) if left_out else None
+        self.scores = None
+        if left_out:
+            shares = predictions.brier_of_shares(left_out)
+            self.scores = predictions.scores(left_out) | {"brier_shares": shares}
         self.test = self.on_test_split()
 
     def named(self, section, base):

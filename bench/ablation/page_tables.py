@@ -72,6 +72,7 @@ def scores_table(page):
         "predictions": f"{scores['n']}",
         "coverage [95 %, by setting]": f"{scores['coverage']:.2f}{ends}",
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
+        "Brier score of the part's share in the other settings": f"{scores['brier_shares']:.3f}",
         "Brier score of the best constant": f"{scores['brier_constant']:.3f}",
         "signs called": f"{scores['called']}",
         "wrong among these": number(scores["wrong"], ".0%"),

@@ -104,6 +104,21 @@ def scores(predictions):
     }
 
 
+def brier_of_shares(predictions):
+    """The Brier score of a simpler method: P(helps) of a part in a setting is the share of the
+    other settings in which it helps, (k + 1/2) / (n + 1)."""
+    errors = []
+    for each in predictions:
+        others = [
+            other.helps
+            for other in predictions
+            if other.part == each.part and other.setting != each.setting
+        ]
+        share = (sum(others) + 0.5) / (len(others) + 1)
+        errors.append((share - each.helps) ** 2)
+    return float(np.mean(errors))
+
+
 def clustered_interval(values, clusters):
     """The 95 % interval of the mean of shares, whose clusters are independent: t over the means of
     the clusters, cut at 0 and 1. nan with one cluster."""

@@ -67,8 +67,8 @@ def written(tmp_path_factory):
     pages = []
     kind = page.Page
 
-    def make(*given):
-        pages.append(kind(*given))
+    def make(*given, **more):
+        pages.append(kind(*given, **more))
         return pages[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +128,7 @@ def test_a_log_worth_has_the_error_of_its_interval(made):
 
 def test_fewer_than_four_settings_predict_nothing(made):
     biases = made.parts[-1]
-    assert biases.name == "Biases" and biases.effect is None and biases.word == "not known"
+    assert biases.name == "Biases" and biases.effect is None and biases.word == "too few settings"
     assert made.unmeasured == ["Experts"]
 
 

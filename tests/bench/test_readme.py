@@ -48,7 +48,7 @@ def test_the_table_of_the_five_changes(page):
             mean = cells["mean × tokens"].split(" [")[0]
             assert cells["helps in"].endswith(" of 5")
             wanted[1:] = [cells["helps in"].removesuffix(" of 5"), f"{mean} ×"]
-            wanted.append(cells["in a new setting"])
+            wanted.append(cells["in a new LLaMA setting"])
             wanted.append(cells["verdict"])
         assert shown[change] == wanted, change
 
