@@ -7,35 +7,31 @@ Is my change real? Judge the losses of runs, whatever trained them.
 
 Reads .csv, .tsv and .jsonl files with a row for each run, and run folders of train.py, several
 together. In a folder's name, the seed at the end is not part of the arm. A lower loss is better. An
-empty loss is missing; nan and inf mean that the run diverged. Of several rows of one arm, seed and
-setting the last one counts, so a log with a row for each evaluation can be read too.
+empty loss, NA or N/A is missing; nan and inf mean that the run diverged. Of several rows of one
+arm, seed and setting the last one with a loss counts, so that logs can be read too.
 
 An arm is better or worse if both Welch's and Student's t test find a difference, after Holm's
-correction for all arms. With a column of settings (texts, sizes, optimizers ...), each arm is
-compared with the base of its setting, and a new setting is predicted. docs/is_my_change_real.md
-shows three examples.
+correction for all arms that can be tested. With a column of settings (texts, sizes, optimizers
+...), each arm is compared with the base of its setting, and a new setting is predicted.
+docs/is_my_change_real.md shows three examples.
 """
 
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-import csv
+import difflib
 import math
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from common import files
+from bench.verdict_rows import KNOWN, last_of_each, read
 from common.configurator import Range, build, load
-from common.errors import UserError, one_line, run
+from common.errors import UserError, folded, printable, run
 
 ERROR = 0.05  # of all verdicts together
 LEAST_RUNS = 3  # of an arm and of the base, for a verdict
 MOST_SEEDS = 300  # more are not worth predicting
 POWER = 0.8  # the chance to decide, with the seeds that are said to decide
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-SEED = re.compile(r"[-_.](?:seed|s)?[-_]?(\d+)$")  # at the end of the name of a run folder
 
 
 @dataclass
@@ -50,178 +46,111 @@ class VerdictConfig:
     margin: Annotated[float, Range(above=0)] | None = None
 
 
-class Run(NamedTuple):
-    """A run: its loss is None where it is missing and infinite where the run diverged."""
-
-    arm: str
-    setting: str
-    seed: str  # "" where it is unknown
-    loss: float | None
-
-
-# ---------------------------------------------------------------- reading
-
-
-def read(paths, config, typed):
-    """[Run] of files and run folders. typed: the keys that the user typed."""
-    runs = []
-    for name in paths:
-        path = Path(name)
-        if path.is_dir():
-            runs.append(run_of_folder(path))
-        elif path.suffix in DELIMITERS or path.suffix == ".jsonl":
-            runs += runs_of_table(path, config, typed)
-        else:
-            fix = "name .csv, .tsv or .jsonl files, or run folders of train.py"
-            raise UserError("cannot tell what this is", name, fix)
-    return runs
-
-
-def runs_of_table(path, config, typed):
-    """[Run] of the rows of a .csv, .tsv or .jsonl file."""
-    names = {key: getattr(config, f"{key}_column") for key in ("arm", "loss", "seed", "setting")}
-    rows = list(rows_of(path))
-    columns = list(dict.fromkeys(key for _, row in rows for key in row))
-    for key, name in names.items():
-        needed = key in ("arm", "loss") or f"{key}_column" in typed
-        if needed and name not in columns:
-            fix = f"--{key}_column= names one of: {', '.join(columns) or 'nothing, it is empty'}"
-            raise UserError(f"no column {name}", path, fix)
-
-    runs = []
-    for line, row in rows:
-        found = Run(
-            arm=text_of(row.get(names["arm"])),
-            setting=text_of(row.get(names["setting"])),
-            seed=text_of(row.get(names["seed"])),
-            loss=loss_of(row.get(names["loss"]), f"{path}:{line}"),
-        )
-        runs.append(found)
-    return runs
-
-
-def rows_of(path):
-    """(number of its line, {column: value}) of each row of a file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read: {one_line(error)}", path, "check the path") from None
-    lines = text.splitlines()
-    if path.suffix == ".jsonl":
-        for number, line, row in files.json_lines(lines):
-            if isinstance(row, dict):
-                yield number, row
-            elif line.strip():
-                raise UserError("not a JSON object", f"{path}:{number}", "correct this line")
-        return
-    reader = csv.DictReader(lines, delimiter=DELIMITERS[path.suffix])
-    for row in reader:
-        yield reader.line_num, {key: row[key] for key in row if key is not None}
-
-
-def text_of(value):
-    return "" if value is None else str(value).strip()
-
-
-def loss_of(value, where):
-    """The loss that a cell states: None if it is empty, infinite if it is not a finite number."""
-    text = text_of(value)
-    if not text:
-        return None
-    try:
-        loss = float(text)
-    except ValueError:
-        fix = "write a number, nothing (missing), or nan (diverged)"
-        raise UserError(f"the loss is {text}", where, fix) from None
-    return loss if math.isfinite(loss) else math.inf
-
-
-def run_of_folder(path):
-    """The Run of a run folder of train.py: its last validation loss. It is missing where the run
-    has not ended, and infinite where it diverged."""
-    config = files.read_json(path / "config.json", "name the run folders of train.py")
-    arm = path.resolve().name
-    found = SEED.search(arm)
-    if found and int(found.group(1)) == config.get("seed"):
-        arm = arm[: found.start()]
-    loss = None
-    if (path / "diverged.json").exists():
-        loss = math.inf
-    elif (path / "log.jsonl").exists():
-        lines = (path / "log.jsonl").read_bytes().split(b"\n")
-        for _, _, row in files.json_lines(lines):  # a kill may cut a line short
-            if isinstance(row, dict) and row.get("step", 0) >= config.get("max_iters", math.inf):
-                loss = row.get("whole_val_loss") or row.get("val_loss") or loss
-    return Run(arm, "", text_of(config.get("seed")), loss)
-
-
-def last_of_each(runs):
-    """(the runs that count, [note]): of several rows of one run the last, without missing ones."""
-    last = {}
-    for number, each in enumerate(runs):
-        key = each[:3] if each.seed else number
-        last[key] = each
-    known = [each for each in last.values() if each.loss is not None and each.arm]
-    notes = []
-    replaced = len(runs) - len(last)
-    missing = len(last) - len(known)
-    if replaced:
-        notes.append(f"Rows that a later row of the same arm and seed replaces: {replaced}.")
-    if missing:
-        notes.append(f"Runs left out, without a loss or an arm: {missing}.")
-    return known, notes
-
-
 # ---------------------------------------------------------------- judging
 
 
+class Test(NamedTuple):
+    """A test of an arm against the base, not corrected for other arms."""
+
+    p: float
+    p_tie: float
+    direction: float  # a positive one is worse
+    diverges: bool  # whether p is of the number of runs that diverged
+    why: str  # why the runs that learned decide nothing, or ""
+
+
 def judge(groups, margin):
-    """[row] of the arms of one setting, {arm: losses}, the base first: a dictionary of n, mean,
-    difference with its interval, p corrected for all arms, verdict, and more: the seeds that would
-    decide."""
+    """[row] of the arms of one setting, {arm: losses}, the base first: a dictionary of mean,
+    difference with its interval, verdict, more (the seeds that would decide), and, where the arm
+    can be tested, its Test and p, corrected for all such arms."""
     import numpy as np
 
-    from bench.ablation.contrasts import compare, contrast, finite, holm
+    from bench.ablation.contrasts import contrast, finite, holm
 
-    base, *others = (np.array(losses) for losses in groups.values())
-    tests = []
+    base_name, *arms = groups
     rows = []
-    for arm, losses in zip(list(groups)[1:], others, strict=True):
-        pair = [losses, base]
-        p_values = (1, 1, 0)
-        if min(map(len, pair)) >= LEAST_RUNS and not any(map(all_equal, pair)):
-            p_values = compare(pair, margin or 0)
-        tests.append(p_values)
-        mean = finite(losses).mean() if len(finite(losses)) else math.inf
-        rows.append({"arm": arm, "mean": float(mean), "pair": pair} | contrast(pair).columns())
+    for arm in arms:
+        pair = [np.array(groups[arm]), np.array(groups[base_name])]
+        learned = finite(pair[0])
+        row = {
+            "arm": arm,
+            "pair": pair,
+            "mean": float(learned.mean()) if len(learned) else math.inf,
+            "verdict": untested(pair, base_name),
+            "more": "",
+        }
+        rows.append(contrast(pair).columns() | row)
 
-    p, p_tie, direction = np.array(tests, float).T
-    for row, *of_row in zip(rows, holm(p), holm(p_tie), direction, strict=True):
-        row["p"] = float(of_row[0])
-        row["verdict"] = word_of(row["pair"], *of_row)
-        row["more"] = ""
-        if row["verdict"] == "undecided" and all(map(math.isfinite, [*row["pair"][0], *base])):
-            row["more"] = more_seeds(row, margin, len(rows))
+    tested = [row for row in rows if not row["verdict"]]
+    tests = [compare_runs(row["pair"], margin or 0) for row in tested]
+    p_values = holm([test.p for test in tests])
+    p_ties = holm([test.p_tie for test in tests])
+    for row, test, p, p_tie in zip(tested, tests, p_values, p_ties, strict=True):
+        row["test"] = test
+        row["p"] = float(p)
+        row["verdict"] = word_of(test, p, p_tie)
+        if row["verdict"] == "undecided" and np.isfinite(np.concatenate(row["pair"])).all():
+            row["more"] = more_seeds(row, margin, len(tested))
     return rows
+
+
+def untested(pair, base_name):
+    """Why an arm cannot be tested, or ""."""
+    losses, base = pair
+    if min(len(losses), len(base)) == 1:
+        return "none: one run cannot show chance"
+    if min(len(losses), len(base)) < LEAST_RUNS:
+        return f"none: fewer than {LEAST_RUNS} runs"
+    if all_equal(losses):
+        return f"none: its {len(losses)} runs are equal"
+    if all_equal(base):
+        return f"none: the {len(base)} runs of {base_name} are equal"
+    return ""
 
 
 def all_equal(losses):
     return min(losses) == max(losses) < math.inf
 
 
-def word_of(pair, p, p_tie, direction):
-    """The verdict on the losses of an arm and of the base, from their corrected p-values."""
-    losses, base = pair
-    if min(len(losses), len(base)) == 1:
-        return "none: one run cannot show chance"
-    if min(len(losses), len(base)) < LEAST_RUNS:
-        return f"none: fewer than {LEAST_RUNS} runs"
-    if all_equal(losses) or all_equal(base):
-        return "none: all runs are equal, so the seed changes nothing"
-    if p <= ERROR and direction < 0:
+def compare_runs(pair, margin):
+    """The Test of the losses of an arm and of the base, infinite where a run diverged.
+
+    An arm with such runs is neither better nor a tie. It is worse if its other runs are, unless
+    more of the base's runs diverged. It diverges if more of its runs did by Fisher's test. A
+    useless change has two ways to be called worse then, but none to be called better."""
+    from bench.ablation.contrasts import compare, failures, finite, fisher
+
+    learned = [finite(losses) for losses in pair]
+    p, p_tie, direction = (1.0, 1.0, 0.0)
+    why = ""
+    if min(map(len, learned)) < LEAST_RUNS:
+        why = f"fewer than {LEAST_RUNS} runs did not diverge"
+    elif any(map(all_equal, learned)):
+        why = "the runs that did not diverge are equal"
+    else:
+        p, p_tie, direction = map(float, compare(learned, margin))
+
+    k, n, c, m = failures(pair)
+    if direction < 0 and k:
+        why = "an arm is never better while a run of it diverged"
+    elif direction > 0 and k * m < c * n:
+        why = "more runs of the base diverged"
+    if why:
+        p = 1.0
+    if k or c:
+        p_tie = 1.0
+    p_diverges = float(fisher(k, n, c, m))
+    if p_diverges < p:
+        return Test(p_diverges, p_tie, direction=1.0, diverges=True, why=why)
+    return Test(p, p_tie, direction, diverges=False, why=why)
+
+
+def word_of(test, p, p_tie):
+    """The verdict of a Test whose p-values are corrected for other arms."""
+    if p <= ERROR and test.direction < 0:
         return "better"
     if p <= ERROR:
-        return "diverges" if math.inf in losses else "worse"
+        return "diverges" if test.diverges else "worse"
     return "tie" if p_tie <= ERROR else "undecided"
 
 
@@ -243,7 +172,7 @@ def more_seeds(row, margin, family):
         reach = stdtrit(df, 1 - ERROR / family)
         inside = stdtr(df, (margin - size) / se - reach) + stdtr(df, (margin + size) / se - reach)
         decides |= inside - 1 >= POWER
-    return str(more[decides.argmax()]) if decides.any() else f">{MOST_SEEDS}"
+    return f"{more[decides.argmax()]} each" if decides.any() else f">{MOST_SEEDS} each"
 
 
 def across_settings(runs, config):
@@ -277,15 +206,27 @@ def across_settings(runs, config):
         columns["se"].append(float(np.sqrt(variance * (1 / len(losses) + 1 / len(base)))))
         columns["censored"].append(-int(not all(map(math.isfinite, losses))))
     if without:
-        notes.append(
-            f"Settings left out, without a loss of the base: {', '.join(sorted(without))}."
-        )
+        what = "Settings left out, where the base has no run or diverged"
+        notes.append(f"{what}: {', '.join(sorted(without))}.")
     if not columns["part"]:
         raise UserError("no setting has a base and another arm", "setting", "add their runs")
     gains = np.array(columns["log_worth"])
     lowest = gains[np.isfinite(gains)].min(initial=0)  # a run that diverged is below all others
     columns["log_worth"] = np.maximum(gains, lowest)
-    return effects.fit(columns, config.margin or math.nan), notes
+    found = effects.fit(columns, config.margin or math.nan)
+    few = []
+    for effect in found:
+        own = gains[np.array(columns["part"]) == effect.part]
+        if effect.n_settings < effects.LEAST_SETTINGS:
+            few.append(f"{effect.part} ({effect.n_settings})")
+            if np.isfinite(own).all():
+                effect.mean = float(own.mean())
+    if few:
+        least = effects.LEAST_SETTINGS
+        notes.append(
+            f"Fewer than {least} settings, so no interval and no prediction: {', '.join(few)}."
+        )
+    return found, notes
 
 
 # ---------------------------------------------------------------- printing
@@ -296,23 +237,41 @@ def main(argv):
     given = load(argv, [VerdictConfig], __doc__)
     config = build(VerdictConfig, given.values)
     if not given.words:
-        raise UserError(
-            "no runs", "command line", "name .csv, .tsv or .jsonl files, or run folders"
-        )
-    runs, notes = last_of_each(read(given.words, config, given.typed))
+        raise UserError("no runs", "command line", KNOWN)
+    rows = read(given.words, config, given.typed)
+    runs, warnings, notes = last_of_each(rows, config)
     groups = {}
     for each in runs:
         groups.setdefault(each.arm, []).append(each.loss)
-    if config.base not in groups or len(groups) < 2:
-        what = f"{config.base} and another arm are needed"
-        raise UserError(what, "base", f"--base= names one of: {', '.join(groups) or 'no arm'}")
+    check_arms(groups, config)
+    for warning in warnings:
+        print(folded(f"warning: {warning}"))
     groups = {config.base: groups.pop(config.base)} | groups
     if len({each.setting for each in runs}) > 1:
         notes += print_settings(runs, config)
     else:
         notes += print_arms(groups, config)
+    alike = [arm for arm in groups if any(are_alike(arm, other) for other in groups)]
+    if alike:
+        notes.append(f"These arms differ only in case: {', '.join(alike)}.")
     for note in notes:
-        print(note)
+        print(folded(note))
+
+
+def check_arms(groups, config):
+    """Raise UserError unless there are the base and another arm."""
+    if len(groups) == 1:
+        fix = f"add the runs of another arm, or is --arm_column={config.arm_column} right?"
+        raise UserError(f"{next(iter(groups))} is the only arm", "runs", fix)
+    if config.base not in groups:
+        near = [arm for arm in groups if are_alike(arm, config.base)]
+        near += difflib.get_close_matches(config.base, groups, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"--base= names one of: {', '.join(groups)}"
+        raise UserError(f"no arm {config.base}", "base", fix)
+
+
+def are_alike(name, other):
+    return name != other and name.casefold() == other.casefold()
 
 
 def print_arms(groups, config):
@@ -322,9 +281,12 @@ def print_arms(groups, config):
     known = [loss for loss in base if math.isfinite(loss)]
     mean = sum(known) / len(known) if known else math.inf
     lines.append([config.base, str(len(base)), f"{mean:.4f}", "", "", "base", ""])
-    for row in judge(groups, config.margin):
+    rows = judge(groups, config.margin)
+    for row in rows:
         interval = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-        if math.isnan(row["low"]):
+        if math.isnan(row["difference"]):
+            interval = ""
+        elif math.isnan(row["low"]):
             interval = f"{row['difference']:+.4f}"
         p = "" if row["verdict"].startswith("none") else f"{row['p']:.2g}"
         runs = str(len(row["pair"][0]))
@@ -332,42 +294,93 @@ def print_arms(groups, config):
             [row["arm"], runs, f"{row['mean']:.4f}", interval, p, row["verdict"], row["more"]]
         )
     print_table(lines)
+
+    tested = [row for row in rows if not row["verdict"].startswith("none")]
     notes = ["A negative difference is better."]
-    if len(groups) > 2:
-        notes = [f"{notes[0]} p is corrected for {len(groups) - 1} arms (Holm)."]
+    if len(tested) > 1:
+        notes = [f"{notes[0]} p is corrected for the {len(tested)} arms that are tested (Holm)."]
     if any(len(losses) < LEAST_RUNS for losses in groups.values()):
         notes.append(f"A verdict needs {LEAST_RUNS} runs of the arm and of the base; 5 are better.")
+    for row in tested:
+        notes += why_undecided(row, len(tested))
     for arm, losses in groups.items():
-        learned = [loss for loss in losses if math.isfinite(loss)]
-        if len(set(learned)) < len(learned):
-            notes.append(
-                f"{arm}: its {len(learned)} runs have {len(set(learned))} different losses."
-            )
-        if len(learned) < len(losses):
-            notes.append(f"{arm}: {len(losses) - len(learned)} of {len(losses)} runs diverged.")
-    if any(line[-1] for line in lines[2:]):
+        notes += notes_on_runs(arm, losses)
+    if any(row["more"] for row in rows):
         notes.append("More seeds: of the arm and of the base each, to decide in 80 of 100 cases.")
     if not config.margin:
         notes.append("No arm can tie without --margin, the largest difference that counts as none.")
     return notes
 
 
+def why_undecided(row, family):
+    """[note] on an arm that is undecided though its interval excludes 0."""
+    if row["verdict"] != "undecided" or not row["low"] * row["high"] > 0:
+        return []
+    why = row["test"].why or "the p of Student's t test is larger"
+    if row["test"].p <= ERROR:
+        why = f"p counts all {family} arms"
+    return [f"{row['arm']}: undecided, though its interval alone excludes 0: {why}."]
+
+
+def notes_on_runs(arm, losses):
+    """[note] on the runs of an arm that are equal or that diverged."""
+    notes = []
+    learned = [loss for loss in losses if math.isfinite(loss)]
+    if len(learned) > 1 and len(set(learned)) == 1:
+        what = f"all {len(learned)} runs have the same loss"
+        notes.append(f"{arm}: {what}. Did the seed reach the training?")
+    elif len(set(learned)) < len(learned):
+        notes.append(f"{arm}: its {len(learned)} runs have {len(set(learned))} different losses.")
+    if len(learned) < len(losses):
+        what = f"{len(losses) - len(learned)} of {len(losses)} runs diverged (nan or inf)."
+        if learned:
+            what += f" Mean and interval are of the other {len(learned)}."
+        notes.append(f"{arm}: {what} If nan meant 'missing', leave the cell empty.")
+    return notes
+
+
 def print_settings(runs, config):
     """Print a line for each arm over settings. Returns [note]."""
-    lines = [["arm", "better in", "mean [95 %]", "new setting [95 %]", "P(better)", "word"]]
+    lines = [["arm", "better in", "mean [95 %]", "new setting [95 %]", "P(better)", "verdict"]]
     found, notes = across_settings(runs, config)
     for effect in found:
         better = f"{effect.n_helps} of {effect.n_settings}"
         numbers = ["", "", ""]
         if math.isfinite(effect.mean):
-            mean = f"{-effect.mean:+.4f} [{-effect.mean_high:+.4f}, {-effect.mean_low:+.4f}]"
-            new = f"[{-effect.new_high:+.4f}, {-effect.new_low:+.4f}]"
-            numbers = [mean, new, f"{effect.p_helps:.2f}"]
+            numbers[0] = f"{-effect.mean:+.4f}"
+        if not math.isnan(effect.mean_low):
+            numbers[0] += f" [{-effect.mean_high:+.4f}, {-effect.mean_low:+.4f}]"
+            numbers[1] = f"[{-effect.new_high:+.4f}, {-effect.new_low:+.4f}]"
+            numbers[2] = f"{effect.p_helps:.2f}"
         lines.append([effect.part, better, *numbers, effect.word])
     print_table(lines)
-    notes.append("Differences of the loss: negative is better. No p: a prediction needs none.")
-    if any(math.isnan(effect.mean) for effect in found):
-        notes.append("With fewer than 4 settings nothing is known of the next one.")
+    what = "Differences of the loss: negative is better."
+    notes.append(f"{what} There is no p here: P(better) takes its place.")
+    if len(found) > 1:
+        notes.append(
+            "The spread between settings is estimated from all arms together, so another arm moves "
+            "these intervals; nothing is corrected for the number of arms."
+        )
+    return notes + diverged_in_settings(runs)
+
+
+def diverged_in_settings(runs):
+    """[note] on the runs that diverged, of each arm and setting."""
+    cells = {}
+    for each in runs:
+        cells.setdefault((each.arm, each.setting), []).append(each.loss)
+    notes = []
+    for (arm, setting), losses in cells.items():
+        diverged = losses.count(math.inf)
+        if diverged:
+            notes.append(
+                f"{arm}: {diverged} of {len(losses)} runs diverged in {setting or '(none)'}."
+            )
+    if notes:
+        notes.append(
+            "A setting in which a run of an arm diverged counts as its worst. If nan meant "
+            "'missing', leave the cell empty."
+        )
     return notes
 
 
@@ -376,7 +389,7 @@ def print_table(lines):
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        print("  ".join(cells).rstrip())
+        print(printable("  ".join(cells).rstrip()))
 
 
 if __name__ == "__main__":

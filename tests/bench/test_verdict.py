@@ -1,5 +1,6 @@
 """bench/verdict.py: what it reads, what it says, and what it refuses to say."""
 
+import itertools
 import json
 import math
 import re
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import verdict
+from bench import verdict, verdict_rows
 from bench.ablation import contrasts
 from common.errors import UserError
 from common.files import ROOT
@@ -63,9 +64,12 @@ def test_the_numbers_are_scipys():
         ([2.0331, 2.0325, 2.0334, 2.0328], "tie"),
         ([1.9], "none: one run cannot show chance"),
         ([1.9, 1.91], "none: fewer than 3 runs"),
-        ([1.9, 1.9, 1.9], "none: all runs are equal, so the seed changes nothing"),
+        ([1.9, 1.9, 1.9], "none: its 3 runs are equal"),
         (["nan", "nan", "inf", "nan", 2.0], "diverges"),
+        ([2.13, 2.14, 2.12, 2.13, "nan"], "worse"),  # one that diverged does not help an arm
         ([1.7, 1.7001, 1.6999, "nan"], "undecided"),  # an arm that diverged is never better
+        ([2.0331, 2.0325, 2.0334, 2.0328, "nan"], "undecided"),  # nor a tie
+        ([2.13, 2.14, "nan"], "undecided"),  # too few others, and Fisher's test needs more
     ],
 )
 def test_the_words(said, losses, word):
@@ -73,23 +77,79 @@ def test_the_words(said, losses, word):
     assert word in lines["mine"]
 
 
-def test_what_is_missing_or_equal_is_counted(said):
-    arms = {"baseline": BASE, "mine": [1.98, "", 1.99, 1.98, "nan"]}
+def test_what_is_missing_or_diverged_is_counted(said):
+    arms = {"baseline": BASE, "mine": [1.98, "", 1.99, 1.98, "nan", "N/A", "NA"], "lost": [""]}
     lines, printed = said(arms)
     assert lines["mine"][0] == "4"
-    assert "without a loss or an arm: 1." in printed
+    assert "without a loss or an arm: 4." in printed and "without any loss: lost." in printed
     assert "mine: its 3 runs have 2 different losses." in printed
-    assert "mine: 1 of 4 runs diverged." in printed
+    assert (
+        "mine: 1 of 4 runs diverged (nan or inf). Mean and interval are of the other 3." in printed
+    )
+
+
+@pytest.mark.parametrize("constant", ["baseline", "mine"])
+def test_equal_runs_are_those_of_the_arm_that_is_named(said, constant):
+    lines, printed = said({"baseline": BASE, "mine": LOWER} | {constant: [1.9] * 5})
+    word = {
+        "baseline": "none: the 5 runs of baseline are equal",
+        "mine": "none: its 5 runs are equal",
+    }
+    assert word[constant] in lines["mine"]
+    assert re.findall("(.*): all 5 runs have the same loss", printed) == [constant]
+
+
+def test_an_arm_that_cannot_be_tested_does_not_count(said):
+    """Five candidates with one run each leave the p of another arm as it is alone."""
+    alone, _ = said({"baseline": BASE, "mine": LOWER})
+    single = {f"candidate {number}": [2.0] for number in range(5)}
+    lines, printed = said({"baseline": BASE, "mine": LOWER} | single)
+    assert lines["mine"] == alone["mine"] and "Holm" not in printed
+    _, printed = said({"baseline": BASE, "mine": LOWER, "other": LOWER[::-1]} | single)
+    assert "the 2 arms that are tested" in printed
+
+
+@pytest.mark.parametrize(
+    ("arms", "why"),
+    [
+        ({f"arm {number}": [2.0285, 2.029, 2.03, 2.0295] for number in range(8)}, "all 8 arms"),
+        ({"arm 0": [1.7, 1.71, 1.72, "nan"]}, "never better while a run of it diverged"),
+        ({"arm 0": [2.05, 2.06], "baseline": [*BASE, "nan"]}, None),
+        (
+            {"arm 0": [2.15, 2.16, 2.17], "baseline": [*BASE, "nan"]},
+            "more runs of the base diverged",
+        ),
+    ],
+)
+def test_an_interval_without_0_that_decides_nothing_is_explained(said, arms, why):
+    _, printed = said({"baseline": BASE} | arms)
+    assert ("arm 0: undecided, though its interval" in printed) == bool(why)
+    assert (why or "arm 0") in printed
+
+
+def test_useless_changes_that_diverge_are_rarely_called():
+    """Each run, of an arm as of the base, diverges with a probability of 0.2."""
+    random = np.random.default_rng(0)
+    losses = random.standard_normal((500, 2, 5))
+    losses[random.random(losses.shape) < 0.2] = math.inf
+    found = [verdict.compare_runs(pair, 0) for pair in losses]
+    assert np.mean([test.p <= verdict.ERROR for test in found]) <= 0.05
+    for test, (arm, _) in zip(found, losses, strict=True):
+        assert not (test.p <= verdict.ERROR and test.direction < 0 and np.isinf(arm).any())
 
 
 def test_the_seeds_that_would_decide():
     """With them, 80 of 100 experiments find the difference; a larger one needs fewer."""
+
+    def seeds_of(row):
+        return int(row["more"].removesuffix(" each"))
+
     noise = np.array([-1.0, 0, 1, -0.5, 0.5])
     small, large = verdict.judge(
         {"baseline": noise, "small": noise - 0.5, "large": noise - 1.2}, margin=None
     )
-    assert int(large["more"]) < int(small["more"]) < verdict.MOST_SEEDS
-    n = 5 + int(small["more"])
+    assert seeds_of(large) < seeds_of(small) < verdict.MOST_SEEDS
+    n = 5 + seeds_of(small)
     random = np.random.default_rng(0)
     sd = noise.std(ddof=1)
     arm = sd * random.standard_normal((4000, n)) - 0.5
@@ -112,39 +172,96 @@ def test_useless_changes_are_called_as_rarely_as_the_page_says(arms, base_runs, 
     assert error <= most + 2 * np.sqrt(most / 2000)
 
 
-def test_of_several_rows_of_a_run_the_last_counts(tmp_path, capsys):
+@pytest.fixture
+def printed(tmp_path, capsys):
+    """printed(text, *options): what is printed on a .csv or, if text is a list, a .jsonl file."""
+
+    def call(text, *options, name="runs.csv"):
+        file = tmp_path / name
+        if isinstance(text, list):
+            file = tmp_path / "runs.jsonl"
+            text = "\n".join(map(json.dumps, text))
+        file.write_text(text)
+        verdict.main([str(file), *options])
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_of_several_rows_of_a_run_the_last_with_a_loss_counts(printed):
+    """A log has rows of training too, and the last row of a run may be empty."""
     rows = [{"arm": "baseline", "seed": 1, "loss": 3.0}]
     for arm, losses in {"baseline": BASE, "mine": LOWER}.items():
-        rows += [{"arm": arm, "seed": seed, "loss": loss} for seed, loss in enumerate(losses)]
-    file = tmp_path / "runs.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    verdict.main([str(file)])
-    printed = capsys.readouterr().out
-    assert "replaces: 1." in printed and f"{np.mean(BASE):.4f}" in printed and "better" in printed
+        for seed, loss in enumerate(losses):
+            rows.append({"arm": arm, "seed": seed, "loss": loss, "step": 10})
+            rows.append({"arm": arm, "seed": seed, "train_loss": 1.5, "step": 20})
+    out = printed(rows)
+    assert "1 of 9 rows were replaced" in out and "without a loss or an arm: 8." in out
+    assert f"{np.mean(BASE):.4f}" in out and "better" in out
 
 
-def test_settings_are_predicted_from_four_on(tmp_path, capsys):
+def test_rows_that_were_meant_as_runs_are_named_first(printed):
+    rows = ["run, dataset, arm, seed, loss"]
+    for number, (dataset, arm, seed) in enumerate(
+        itertools.product("abcd", ["baseline", "mine"], range(3))
+    ):
+        rows.append(f"{number}, {dataset}, {arm}, {seed}, {2 + number % 5 / 100}")
+    out = printed("\n".join(rows))
+    assert out.startswith(
+        "warning: 18 of 24 rows were replaced by a later row of the same arm and seed, and"
+    )
+    assert "differ in: run, dataset." in out and "add --setting_column=dataset;" in out
+    assert "replaced" not in printed("\n".join(rows), "--setting_column=dataset")
+
+
+def test_files_with_the_same_arms_and_seeds_replace_each_other_aloud(tmp_path, capsys):
+    arms = {"baseline": BASE, "mine": LOWER}
+    paths = [csv_of(tmp_path / name, arms) for name in ("a.csv", "b.csv")]
+    verdict.main(paths)
+    out = capsys.readouterr().out
+    assert out.startswith("warning: 8 of 16 rows were replaced") and "differ in: file." in out
+
+
+def test_rows_without_a_column_of_seeds_are_runs(printed):
+    rows = [f"{arm},{loss}" for arm in ("baseline", "mine") for loss in BASE]
+    out = printed("\n".join(["arm,loss", *rows]))
+    assert "No column seed: each of the 10 rows counts as a run" in out
+
+
+@pytest.mark.parametrize("separator", [",", ", ", ";", "\t"])
+@pytest.mark.parametrize("name", ["runs.csv", "runs.tsv"])
+def test_tables_of_other_programs_are_read(printed, separator, name):
+    rows = [["arm", "seed", '"loss"']]
+    rows += [["baseline", str(seed), str(loss)] for seed, loss in enumerate(BASE)]
+    rows += [["Baseline", str(seed), str(loss)] for seed, loss in enumerate(LOWER)]
+    out = printed("\n".join(map(separator.join, rows)), name=name)
+    assert "better" in out and "differ only in case: baseline, Baseline." in out
+
+
+def test_settings_are_predicted_from_four_on(printed):
     gains = [0.10, 0.09, 0.12, 0.11]
     rows = ["text,method,loss"]
     for number, gain in enumerate(gains):
         rows += [f"t{number},base,{2 + number}", f"t{number},mine,{2 + number - gain}"]
-    file = tmp_path / "runs.csv"
     options = ["--base=base", "--arm_column=method", "--setting_column=text"]
-    file.write_text("\n".join(rows))
-    verdict.main([str(file), *options])
-    assert re.search(r"mine +4 of 4 .* helps\n", capsys.readouterr().out)
+    out = printed("\n".join(rows), *options)
+    assert re.search(r"mine +4 of 4 .* helps\n", out)
+    assert "all arms together" not in out
 
-    file.write_text("\n".join([*rows, "t4,mine,2.0"]))  # a setting without the base
-    verdict.main([str(file), *options])
-    assert "base: t4." in capsys.readouterr().out
+    others = [row.replace("mine", "other") for row in rows[2::2]]
+    out = printed("\n".join([*rows, *others]), *options)
+    assert "all arms together" in out and "nothing is corrected" in out
 
-    file.write_text("\n".join([*rows, "t4,base,6", "t4,mine,nan"]))
-    verdict.main([str(file), *options])
-    assert re.search(r"mine +4 of 5 .* not known\n", capsys.readouterr().out)
+    out = printed("\n".join([*rows, "t4,mine,2.0"]), *options)
+    assert "where the base has no run or diverged: t4." in out
 
-    file.write_text("\n".join(rows[:7]))
-    verdict.main([str(file), *options])
-    assert re.search(r"mine +3 of 3 +not known\n", capsys.readouterr().out)
+    out = printed("\n".join([*rows, "t4,base,6", "t4,mine,nan"]), *options)
+    assert re.search(r"mine +4 of 5 .* not known\n", out)
+    assert "mine: 1 of 1 runs diverged in t4." in out
+
+    out = printed("\n".join(rows[:7]), *options)
+    assert re.search(r"mine +3 of 3 +-0.1033 +not known\n", out)
+    assert "Fewer than 4 settings" in out and "mine (3)." in out
 
 
 def test_run_folders(tmp_path):
@@ -155,36 +272,53 @@ def test_run_folders(tmp_path):
         (tmp_path / name / "log.jsonl").write_text("\n".join([*lines, '{"st']))
         return tmp_path / name
 
+    read = verdict_rows.run_of_folder
     config = {"seed": 7, "max_iters": 20}
     whole = folder("out-rope-7", config, [(10, 2.5), (20, 2.25)])
-    assert verdict.run_of_folder(whole) == ("out-rope", "", "7", 2.25)
-    assert verdict.run_of_folder(folder("out-8", config, [(20, 2.0)])).arm == "out-8"
-    assert verdict.run_of_folder(folder("out-seed7", config, [(10, 2.5)])).loss is None
+    assert read(whole)[:4] == ("out-rope", "", "7", 2.25)
+    assert read(folder("out-8", config, [(20, 2.0)])).arm == "out-8"
+    assert read(folder("out-seed7", config, [(10, 2.5)])).loss is None
     (whole / "diverged.json").write_text("{}")
-    assert verdict.run_of_folder(whole).loss == math.inf
+    assert read(whole).loss == math.inf
+
+    with pytest.raises(UserError, match=r"holds 3 run folders .*/\*"):
+        read(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for other in (tmp_path / "empty", folder("model", {"hidden_size": 64}, [])):
+        with pytest.raises(UserError, match="not a run of train.py"):
+            read(other)
 
 
 @pytest.mark.parametrize(
     ("text", "options", "where"),
     [
         ("arm,loss\nbaseline,1\nmine,low", [], "runs.csv:3"),
-        ("arm,loss\nbaseline,1\nmine,2", ["--base=other"], "base"),
+        ("arm,loss\nbaseline,1\nmine,2", ["--base=other"], "baseline, mine"),
+        ("arm,loss\nbaseline,1\nmine,2", ["--base=Baselin"], "did you mean baseline?"),
         ("arm,loss\nbaseline,1\nmine,2", ["--seed_column=run"], "--seed_column="),
+        ("arm,loss\nbaseline,1\nbaseline,2", [], "--arm_column=arm right?"),
+        ("arm,loss,x\nbaseline,,1\nmine,NA,2", [], "none of the 2 rows has a loss"),
+        ("arm,loss\na,b,1", [], "runs.csv:2"),
         ("name,loss\nbaseline,1", [], "--arm_column="),
-        ("", [], "no column arm"),
+        ("arm,seed,loss\n", [], "no rows"),
+        ("", [], "no rows"),
+        ("arm,loss\0", [], "UTF-8"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, text, options, where):
-    file = tmp_path / "runs.csv"
-    file.write_text(text)
+def test_a_mistake_is_one_line(printed, text, options, where):
     with pytest.raises(UserError, match=re.escape(where)):
-        verdict.main([str(file), *options])
+        printed(text, *options)
 
 
-def test_other_files_are_refused(tmp_path):
-    for name in ("runs.pkl", "missing.csv"):
-        with pytest.raises(UserError, match=name):
-            verdict.main([str(tmp_path / name)])
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("runs.pkl", ".csv"), ("runs.json", ".jsonl"), ("missing.csv", "check the path")],
+)
+def test_other_files_are_refused(tmp_path, name, fix):
+    if not name.startswith("missing"):
+        (tmp_path / name).write_text("[]")
+    with pytest.raises(UserError, match=f"{name}.*{fix}"):
+        verdict.main([str(tmp_path / name)])
 
 
 def test_neither_torch_nor_pandas_is_imported(tmp_path):
@@ -192,7 +326,7 @@ def test_neither_torch_nor_pandas_is_imported(tmp_path):
     file = csv_of(tmp_path / "runs.csv", {"baseline": BASE, "mine": LOWER})
     code = f"""
 import sys
-from bench import verdict
+from bench import verdict, verdict_rows
 try:
     verdict.main(["--help"])
 except SystemExit:

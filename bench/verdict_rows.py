@@ -1,0 +1,252 @@
+"""
+The runs that bench/verdict.py judges: the rows of .csv, .tsv and .jsonl files, and run folders of
+train.py.
+"""
+
+import csv
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from common import files
+from common.errors import UserError, one_line
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+MISSING = ("", "na", "n/a")  # a loss in lower case that is none
+SEED = re.compile(r"[-_.](?:seed|s)?[-_]?(\d+)$")  # at the end of the name of a run folder
+KNOWN = "name .csv, .tsv or .jsonl files, or run folders of train.py"
+
+
+class Run(NamedTuple):
+    """A run, or a row of a run's log. Its loss is None where it is missing and infinite where the
+    run diverged."""
+
+    arm: str
+    setting: str
+    seed: str | None  # "" where it is unknown, None where its table has no column of seeds
+    loss: float | None
+    others: dict  # {column: text} of the file and of the columns that are not named above
+
+
+def read(paths, config, typed):
+    """[Run] of files and run folders. typed: the keys that the user typed."""
+    runs = []
+    for name in paths:
+        path = Path(name)
+        suffix = path.suffix.lower()
+        if path.is_dir():
+            runs.append(run_of_folder(path))
+        elif not path.exists():
+            raise UserError("no such file or folder", name, "check the path")
+        elif suffix in DELIMITERS or suffix == ".jsonl":
+            runs += runs_of_table(path, config, typed)
+        elif suffix == ".json":
+            raise UserError("a .json is not read", name, "write one object a line, as .jsonl")
+        else:
+            raise UserError("cannot tell what this is", name, KNOWN)
+    return runs
+
+
+# ---------------------------------------------------------------- tables
+
+
+def runs_of_table(path, config, typed):
+    """[Run] of the rows of a .csv, .tsv or .jsonl file."""
+    names = {key: getattr(config, f"{key}_column") for key in ("arm", "loss", "seed", "setting")}
+    rows = list(rows_of(path))
+    if not rows:
+        raise UserError("no rows", path, "write a header, and a row for each run")
+    columns = list(dict.fromkeys(key for _, row in rows for key in row))
+    for key, name in names.items():
+        needed = key in ("arm", "loss") or f"{key}_column" in typed
+        if needed and name not in columns:
+            fix = f"--{key}_column= names one of: {', '.join(columns)}"
+            raise UserError(f"no column {name}", path, fix)
+
+    runs = []
+    for line, row in rows:
+        texts = {key: text_of(value) for key, value in row.items()}
+        others = {key: text for key, text in texts.items() if key not in names.values()}
+        found = Run(
+            arm=texts.get(names["arm"], ""),
+            setting=texts.get(names["setting"], ""),
+            seed=texts.get(names["seed"], "") if names["seed"] in columns else None,
+            loss=loss_of(texts.get(names["loss"], ""), f"{path}:{line}"),
+            others={"file": str(path)} | others,
+        )
+        runs.append(found)
+    if all(each.loss is None for each in runs):
+        fix = f"is --loss_column={config.loss_column} right?"
+        raise UserError(f"none of the {len(runs)} rows has a loss", path, fix)
+    return runs
+
+
+def rows_of(path):
+    """(number of its line, {column: value}) of each row of a file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read: {error.strerror}", path, "check the path") from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise UserError("this is not a text in UTF-8", path, "save the table as a .csv in UTF-8")
+    if path.suffix.lower() == ".jsonl":
+        for number, line, row in files.json_lines(text.splitlines()):
+            if isinstance(row, dict):
+                yield number, row
+            elif line.strip():
+                raise UserError("not a JSON object", f"{path}:{number}", "correct this line")
+    else:
+        yield from rows_of_cells(path, text)
+
+
+def rows_of_cells(path, text):
+    """(number of its line, {column: text}) of each row of a .csv or .tsv file. If its header has
+    more commas, semicolons or tabs than what its name promises, they separate the cells."""
+    header = text.partition("\n")[0]
+    own = DELIMITERS[path.suffix.lower()]
+    delimiter = max([own, ",", ";", "\t"], key=header.count)
+    reader = csv.reader(text.splitlines(), delimiter=delimiter, skipinitialspace=True)
+    columns = None
+    try:
+        for cells in reader:
+            cells = [cell.strip() for cell in cells]
+            if not any(cells):
+                continue
+            if columns is None:
+                columns = cells
+                continue
+            if any(cells[len(columns) :]):
+                what = f"{len(cells)} cells under {len(columns)} columns"
+                fix = "put a cell with a comma in quotes"
+                raise UserError(what, f"{path}:{reader.line_num}", fix)
+            yield reader.line_num, dict(zip(columns, cells, strict=False))
+    except csv.Error as error:
+        where = f"{path}:{reader.line_num}"
+        raise UserError(f"cannot read: {one_line(error)}", where, "correct this line") from None
+
+
+def text_of(value):
+    return "" if value is None else str(value).strip()
+
+
+def loss_of(text, where):
+    """The loss that a cell states: None if it is missing, infinite if it is not a finite number."""
+    if text.lower() in MISSING:
+        return None
+    try:
+        loss = float(text)
+    except ValueError:
+        fix = "write a number such as 2.03, nothing (missing), or nan (diverged)"
+        raise UserError(f"the loss is {text}", where, fix) from None
+    return loss if math.isfinite(loss) else math.inf
+
+
+# ---------------------------------------------------------------- run folders
+
+
+def run_of_folder(path):
+    """The Run of a run folder of train.py: its last validation loss. It is missing where the run
+    has not ended, and infinite where it diverged."""
+    config = config_of_folder(path)
+    arm = path.resolve().name
+    found = SEED.search(arm)
+    if found and int(found.group(1)) == config.get("seed"):
+        arm = arm[: found.start()]
+    loss = None
+    if (path / "diverged.json").exists():
+        loss = math.inf
+    elif (path / "log.jsonl").exists():
+        lines = (path / "log.jsonl").read_bytes().split(b"\n")
+        for _, _, row in files.json_lines(lines):  # a kill may cut a line short
+            if isinstance(row, dict) and row.get("step", 0) >= config["max_iters"]:
+                loss = row.get("whole_val_loss") or row.get("val_loss") or loss
+    return Run(arm, "", text_of(config.get("seed")), loss, others={"file": str(path)})
+
+
+def config_of_folder(path):
+    """The config.json of a run folder. Raises UserError if the folder is none."""
+    if not (path / "config.json").exists():
+        inner = list(path.glob("*/config.json"))
+        if inner:
+            raise UserError(f"it holds {len(inner)} run folders", path, f"name them, as {path}/*")
+        raise UserError("not a run of train.py: it has no config.json", path, KNOWN)
+    config = files.read_json(path / "config.json", KNOWN)
+    if not isinstance(config.get("max_iters"), int | float):
+        raise UserError("not a run of train.py: its config.json has no max_iters", path, KNOWN)
+    return config
+
+
+# ---------------------------------------------------------------- which rows count
+
+
+def last_of_each(runs, config):
+    """(the runs that count, [warning], [note]): of the rows of one run the last one with a loss.
+    Warnings are about rows that may have been meant as runs."""
+    known = [each for each in runs if each.loss is not None and each.arm]
+    if not known:
+        fix = "train a run to its end, or check --arm_column="
+        raise UserError("no row has both a loss and an arm", "runs", fix)
+    last = {}
+    replaced = []  # (row, what replaces it)
+    for number, each in enumerate(known):
+        key = each[:3] if each.seed else number
+        last[key] = each
+    for each in known:
+        if each.seed and last[each[:3]] is not each:
+            replaced.append((each, last[each[:3]]))
+
+    warnings = []
+    notes = []
+    if replaced:
+        what = f"{len(replaced)} of {len(known)} rows were replaced by a later row of the same arm"
+        what += ", seed and setting" if any(each.setting for each in known) else " and seed"
+        columns = differing(replaced)
+        if columns:
+            warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {advice(replaced)}")
+        else:
+            notes.append(f"{what}.")
+    if len(known) < len(runs):
+        notes.append(f"Rows left out, without a loss or an arm: {len(runs) - len(known)}.")
+        lost = {each.arm for each in runs} - {each.arm for each in known} - {""}
+        if lost:
+            notes.append(f"Arms left out, without any loss: {', '.join(sorted(lost))}.")
+    alone = sum(each.seed is None for each in known)
+    if alone:
+        what = f"No column {config.seed_column}: each of the {alone} rows counts as a run"
+        notes.append(f"{what} (else --seed_column=).")
+    return list(last.values()), warnings, notes
+
+
+def differing(replaced):
+    """The columns in which rows differ from the rows that replace them."""
+    columns = {}
+    for row, later in replaced:
+        for key in row.others | later.others:
+            if row.others.get(key) != later.others.get(key):
+                columns[key] = True
+    return list(columns)
+
+
+def advice(replaced):
+    """What to do if the replaced rows were meant to count, as sentences."""
+    columns = differing(replaced)
+    texts = [
+        key for key in columns if not all(is_number(row.others.get(key)) for row, _ in replaced)
+    ]
+    named = [key for key in [*texts, *columns] if key != "file"]
+    runs = "each row is a run, give each its own seed"
+    if not named:
+        return f"If {runs}; if each file is a setting, add a column that names it."
+    setting = f"{named[0]} is a setting, add --setting_column={named[0]}"
+    return f"That is right for a log of evaluations. If {setting}; if {runs}."
+
+
+def is_number(text):
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True
