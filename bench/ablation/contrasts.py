@@ -120,11 +120,13 @@ def failures(groups):
 
 def outcome(p, p_tie, difference, counts):
     """(p, p of a tie, direction) of a test of the runs that learned, corrected for the runs that
-    did not learn; `failures` counts them. An arm with such runs can only be worse, and its p is
-    Fisher's; an arm without any, beside a base with some, can only be better. Neither is a tie."""
-    k, _, c, _ = counts
-    p = np.where((c > 0) & (difference > 0), 1, p)
-    p = np.where(k > 0, fisher(*counts), p)
+    did not learn; `failures` counts them. An arm with such runs can only be worse: by Fisher's p,
+    or by the p of its other runs, unless more of the base's runs did not learn. An arm without any,
+    beside a base with some, can only be better. Neither is a tie."""
+    k, n, c, m = counts
+    p = np.where((c > 0) & (k * m < c * n) & (difference > 0), 1, p)
+    of_the_others = np.where(difference > 0, p, 1)
+    p = np.where(k > 0, np.minimum(fisher(*counts), of_the_others), p)
     return p, np.where(k + c > 0, 1, p_tie), np.where(k > 0, 1, difference)
 
 

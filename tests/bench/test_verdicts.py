@@ -9,7 +9,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import comparisons, plans, power, rows, verdicts
+from bench.ablation import comparisons, contrasts, plans, power, rows, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
 from helpers.sweeps import CALM, ROPE, judge, judged, make_sweep, reported, with_runs, write_lines
 
@@ -269,3 +269,12 @@ def test_a_verdict_is_of_the_runs_that_were_planned(tmp_path):
 def verdicts_of(folder, sweep):
     """The table of verdicts on the rows of a folder."""
     return verdicts.judge(rows.load(folder), plans.complete(sweep))[0]
+
+
+def test_a_run_that_diverged_does_not_rescue_an_arm():
+    """One of five runs diverged, and the others are clearly worse; or clearly better."""
+    p, p_tie, direction = contrasts.outcome(1e-6, 0.01, np.array([0.05, -0.05]), (1, 5, 0, 5))
+    assert p[0] == 1e-6 and p[1] == 1.0
+    assert (p_tie == 1).all() and (direction > 0).all()
+    p, _, _ = contrasts.outcome(1e-6, 0.01, np.array([0.05]), (1, 5, 3, 5))
+    assert p[0] == 1.0  # more of the base's runs diverged
