@@ -1,10 +1,10 @@
 """The identity of a row: what makes the code of an arm another one, and what leaves it the same."""
 
 import copy
+import importlib
 import json
 import math
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -156,7 +156,19 @@ def test_changed_code_makes_rows_stale(monkeypatch, change, arm, shown):
     assert {text.split()[0] for text in changed(*ARMS[arm])} >= shown
 
 
-def test_renamed_and_rewritten_code_leaves_rows_fresh(tmp_path):
+@pytest.fixture
+def imported_anew():
+    """What is imported in the test is forgotten after it, and our modules before it."""
+    before = dict(sys.modules)
+    for name, module in before.items():
+        if str(getattr(module, "__file__", "")).startswith(str(ROOT)):
+            del sys.modules[name]
+    yield
+    sys.modules.clear()
+    sys.modules.update(before)
+
+
+def test_renamed_and_rewritten_code_leaves_rows_fresh(tmp_path, monkeypatch, capsys, imported_anew):
     """In a copy of the code, whose arm's stored fingerprint is checked by the command."""
     for room in ("bench/ablation", "common", "parts", "tokens", "training"):
         shutil.copytree(ROOT / room, tmp_path / room)
@@ -176,9 +188,12 @@ def test_renamed_and_rewritten_code_leaves_rows_fresh(tmp_path):
     line = line_of(*ARMS["muon"])
     identity.store(tmp_path / "out", [line])
 
-    words = [sys.executable, "-m", "bench.ablation.fingerprint", "out"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and done.stdout == "out: base: fresh\n", done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    copied = importlib.import_module("bench.ablation.fingerprint")
+    assert copied.__file__ == str(tmp_path / "bench/ablation/fingerprint.py")
+    assert copied.main(["out"]) == 0 and capsys.readouterr().out == "out: base: fresh\n"
+    assert hasattr(sys.modules["train"], "with_new_weights")
 
 
 # ---------------------------------------------------------------- two fingerprints

@@ -9,6 +9,10 @@ from typing import Literal
 
 import pytest
 
+import ablate
+import prepare
+import sample
+import train
 from bench.ablation.settings import AblateConfig
 from common.configurator import Fraction, PositiveInt, Share, build, help_text, keys, load
 from common.files import ROOT
@@ -161,26 +165,35 @@ def test_exit_status_and_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, config, line",
+    "script, config, line",
     [
-        ("train.py", TrainConfig, "--dtype='auto' "),
-        ("sample.py", SampleConfig, "=200 draw from the k likeliest tokens only (1 or more) "),
-        ("prepare.py", PrepareConfig, "--tokenizer="),
-        ("bench/ablate.py", AblateConfig, "--arms="),
+        (train, TrainConfig, "--dtype='auto' "),
+        (sample, SampleConfig, "=200 draw from the k likeliest tokens only (1 or more) "),
+        (prepare, PrepareConfig, "--tokenizer="),
+        (ablate, AblateConfig, "--arms="),
     ],
 )
-def test_help_of_the_scripts(name, config, line):
+def test_help_of_the_scripts(script, config, line, capsys):
     """Every key once, in 80 columns; the most used ones first, the rare ones for --help=all."""
-    done = script(name, "--help=all")
-    shown = re.findall(r"^  --([a-z0-9_]+)=", done.stdout, re.MULTILINE)
-    assert done.returncode == 0 and done.stderr == "" and line in " ".join(done.stdout.split())
+    text = help_of(script, "--help=all", capsys)
+    shown = re.findall(r"^  --([a-z0-9_]+)=", text, re.MULTILINE)
+    assert line in " ".join(text.split())
     assert set(keys(config)) <= set(shown) and len(shown) == len(set(shown))
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 80
     first = list(getattr(config, "OFTEN", []))
     assert len(first) <= 10 and shown[: len(first)] == first
-    if name == "train.py":
-        short = re.findall(r"^  --([a-z0-9_]+)=", script(name, "--help").stdout, re.MULTILINE)
+    if script is train:
+        short = re.findall(r"^  --([a-z0-9_]+)=", help_of(train, "--help", capsys), re.MULTILINE)
         assert first == short[: len(first)] and set(short) < set(shown)
+
+
+def help_of(script, option, capsys):
+    """What a script prints for --help; test_errors.py starts one of them as a process."""
+    with pytest.raises(SystemExit) as ended:
+        script.main([option])
+    shown = capsys.readouterr()
+    assert not ended.value.code and shown.err == ""
+    return shown.out
 
 
 def test_help_without_docstrings():
