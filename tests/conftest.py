@@ -32,14 +32,28 @@ def own_state():
         signal.signal(number, handler)
 
 
-@pytest.fixture
-def short_end(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def short_end():
     """Runs draw an empty picture and write no sample: both take longer than their few steps."""
     import sample
     from training import run_folder
 
-    monkeypatch.setattr(run_folder, "curves", lambda *_: Figure((1, 1)))
-    monkeypatch.setattr(sample, "write_sample", lambda *_: None)
+    real = (run_folder.curves, sample.write_sample)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_folder, "curves", lambda *_: Figure((1, 1)))
+        patch.setattr(sample, "write_sample", lambda *_: None)
+        yield real
+
+
+@pytest.fixture
+def whole_end(short_end, monkeypatch):
+    """Runs draw their picture and write their sample after all."""
+    import sample
+    from training import run_folder
+
+    curves, write_sample = short_end
+    monkeypatch.setattr(run_folder, "curves", curves)
+    monkeypatch.setattr(sample, "write_sample", write_sample)
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,7 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
         read_sweep(argv, "")
 
 
-def test_the_python_of_two_pages_runs(tmp_path, monkeypatch, short_end):
+def test_the_python_of_two_pages_runs(tmp_path, monkeypatch):
     """Block after block, with fewer steps, in a folder that has the runs and the data they name."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("First Citizen:\nROMEO and JULIET: speak.\n\n" * 100)

@@ -87,7 +87,7 @@ def shelf(data_dir, folder, **also):
     """The command line of a sweep whose config file states everything, also these columns."""
     lines = [arg.removeprefix("--").partition("=") for arg in arguments(data_dir, folder / "out")]
     given = {key: from_text(text, keys(*settings.ALL)[key]) for key, _, text in lines}
-    given |= {"arms": ARMS, "also": also, "seeds": 2, "lr_grid": [0.5, 1, 2]}
+    given |= {"arms": ARMS, "also": also, "seeds": 2, "lr_grid": [1, 2]}
     (folder / "shelf.py").write_text("".join(f"{key} = {given[key]!r}\n" for key in given))
     return [str(folder / "shelf.py")]
 
@@ -95,7 +95,7 @@ def shelf(data_dir, folder, **also):
 def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
     data_dir, tmp_path, out, quick, stub, monkeypatch
 ):
-    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
+    monkeypatch.setattr(schedule, "TUNE_SEEDS", 1)
     small = dict(n_embd=16, seeds=3, arms=["rope"], lr_grid=[1])
     argv = shelf(data_dir, tmp_path, small=small, deep=dict(n_layer=3))
     with pytest.raises(UserError, match="no rate is chosen yet for rope .*run the sweep without"):

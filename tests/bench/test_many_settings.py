@@ -328,7 +328,7 @@ def test_a_worth_beyond_the_curve_is_censored(tmp_path, monkeypatch, loss, censo
 # ---------------------------------------------------------------- one run
 
 
-def test_a_run_gives_the_numbers_of_train_py(data_dir, tmp_path, short_end):
+def test_a_run_gives_the_numbers_of_train_py(data_dir, tmp_path):
     import train
 
     values = dict(

@@ -44,7 +44,7 @@ def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_doctor_after_training(data_dir, tmp_path, short_end, capsys):
+def test_doctor_after_training(data_dir, tmp_path, capsys):
     run = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=30")
     train.main(run)
     assert doctor.main([*run, "--init_from=resume", "--max_iters=60"]) == 0

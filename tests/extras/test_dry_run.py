@@ -2,7 +2,7 @@
 allocator, and nothing is written."""
 
 import re
-from itertools import accumulate
+from itertools import accumulate, cycle
 
 import pytest
 from torch.profiler import ProfilerActivity, profile
@@ -18,12 +18,14 @@ from weights import checkpoint
 @pytest.mark.parametrize(
     "more",
     [
-        *(f"--model=llama --optimizer={word}" for word in OPTIMIZER),
-        *(f"--schedule={word}" for word in SCHEDULE),
+        *(
+            f"--model=llama --optimizer={optimizer} --schedule={schedule}"
+            for optimizer, schedule in zip(cycle(OPTIMIZER), SCHEDULE, strict=False)
+        ),
         "--arch=falcon --activation_checkpointing",
     ],
 )
-def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, short_end, capsys, more):
+def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys, more):
     options = f"--max_iters=7 --eval_interval=3 --gradient_accumulation_steps=2 {more}"
     out = tmp_path / "run"
     run = arguments(data_dir, out, *options.split())

@@ -20,8 +20,6 @@ from tokens.batches import Batches
 from training.evaluation import batch_sums
 from weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("short_end")
-
 
 def mixed(weights=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
     """MixedBatches whose source i has the tokens 100,000 i, 100,000 i + 1, ..."""

@@ -22,7 +22,6 @@ from tokens.data import open_pairs
 from tokens.token_files import load_meta
 from weights.checkpoint import open_run
 
-pytestmark = pytest.mark.usefixtures("short_end")
 BETA = 0.3
 WORDS = ["shall", "speak", "more", "king", "rome", "the", "of", "no"]
 ROWS = [

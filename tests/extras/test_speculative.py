@@ -36,15 +36,20 @@ def text(written):
 ARMS = [{}, dict(window=5), dict(window=5, full_every=2, position="alibi")]
 ARMS += [dict(position="learned"), dict(block_local=6)]
 ARMS += [dict(mixer=word, position="none") for word in ("mamba2", "gated_delta")]
-OFTEN = [ARMS[2], ARMS[-1]]  # with a model as the draft: its cache is rewound, too
+REWOUND = [ARMS[2], ARMS[-1]]  # with a model as the draft, the others are slow
 
 
 @pytest.mark.parametrize(
     "draft, arm",
     [
-        *(("lookup", arm) for arm in ARMS),
-        *(("model", arm) for arm in ARMS if arm in OFTEN),
-        *(pytest.param("model", arm, marks=pytest.mark.slow) for arm in ARMS if arm not in OFTEN),
+        pytest.param(
+            draft,
+            arm,
+            id=f"{draft}-{name(arm)}",
+            marks=[] if draft == "lookup" or arm in REWOUND else pytest.mark.slow,
+        )
+        for draft in ("lookup", "model")
+        for arm in ARMS
     ],
 )
 def test_greedy_text_is_the_models_own(arm, draft):

@@ -1,13 +1,8 @@
 """Two run folders, barely trained: a LLaMA of characters, and a GPT-2 of bytes."""
 
-import pytest
-from matplotlib.figure import Figure
-
-import sample
 import train
 from helpers.runs import arguments
 from prepare import prepare
-from training import run_folder
 
 TEXT = "the king of Zoë shall speak\n" * 200
 
@@ -21,8 +16,5 @@ def two_runs(folder):
         prepare("words", input=str(folder / "text.txt"), tokenizer=tokenizer, data_dir=data)
         outs.append(str(folder / f"out-{model}"))
         more = ["--max_iters=12", "--learning_rate=3e-3", "--eval_interval=12"]
-        with pytest.MonkeyPatch.context() as patch:  # no picture and no sample: they take longer
-            patch.setattr(run_folder, "curves", lambda *_: Figure((1, 1)))
-            patch.setattr(sample, "write_sample", lambda *_: None)
-            train.main(arguments(data, outs[-1], f"--model={model}", *more))
+        train.main(arguments(data, outs[-1], f"--model={model}", *more))
     return outs

@@ -21,7 +21,7 @@ from parts.variant import Variant
 
 SHAKESPEARE = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
 ODD = dict(n_layer=3, n_head=6, n_embd=84, block_size=33, vocab_size=999, multiple_of=7)
-SMALL = dict(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=99, multiple_of=16)
+SMALL = dict(n_layer=2, n_head=4, n_embd=64, block_size=32, vocab_size=99, multiple_of=16)
 every = pytest.mark.parametrize(
     "change",
     [dict(arch=word) for word in ARCH]

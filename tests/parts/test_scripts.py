@@ -22,7 +22,7 @@ from weights.checkpoint import find
         ("--mixer=mla,differential --mlp=moe --n_experts=4 --shared_experts=1", "--dtype=int8"),
     ],
 )
-def test_they_train_and_write(keys, sampled, data_dir, tmp_path, capsys, short_end):
+def test_they_train_and_write(keys, sampled, data_dir, tmp_path, capsys):
     out = tmp_path / "out"
     more = ["--model=llama", "--optimizer=muon", "--max_iters=16", "--learning_rate=1e-2"]
     assert not train.main(arguments(data_dir, out, *more, *keys.split())).status
@@ -34,7 +34,7 @@ def test_they_train_and_write(keys, sampled, data_dir, tmp_path, capsys, short_e
 
 
 def test_a_checkpoint_with_keys_of_an_earlier_version_resumes_with_the_same_bits(
-    data_dir, tmp_path, short_end
+    data_dir, tmp_path
 ):
     more = ["--model=llama", "--attn_extra=sink,xsa", "--lr_decay_iters=6"]
     train.main(arguments(data_dir, tmp_path / "straight", "--max_iters=6", *more))

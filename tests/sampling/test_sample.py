@@ -71,6 +71,7 @@ def test_greedy_text_is_the_language(out_dir, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("of rome ")
 
 
+@pytest.mark.parametrize("out_dir", ["llama"], indirect=True)
 def test_writing_imports_little(out_dir):
     """The compiler's modules take about as long to import as the rest of torch."""
     program = "import sys, sample; sample.main(sys.argv[1:]); print('modules:', *sys.modules)"

@@ -349,7 +349,7 @@ def test_two_ranks_are_one_process_with_pairs(pairs_dir, tmp_path):
         assert [value for _, value in b] == pytest.approx([value for _, value in a], abs=2e-5)
 
 
-def test_a_tiny_run_learns_the_answers(tmp_path, capsys):
+def test_a_tiny_run_learns_the_answers(tmp_path, whole_end, capsys):
     """End to end: JSONL, training, the sample that it prints. It answers, and ends the answer."""
     known = {"capital of France?": " Paris", "capital of Spain?": " Madrid", "2+2=": "4"}
     known |= {"two lines\nasked": " one told", "king of Rome?": " no one"}

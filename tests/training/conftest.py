@@ -7,7 +7,7 @@ from helpers.runs import arguments
 
 
 @pytest.fixture
-def start(data_dir, tmp_path, short_end):
+def start(data_dir, tmp_path):
     """start(name, options): train a run in tmp_path / name. Returns the exit status."""
 
     def start(name, options=""):
@@ -17,7 +17,7 @@ def start(data_dir, tmp_path, short_end):
 
 
 @pytest.fixture
-def resume(tmp_path, short_end):
+def resume(tmp_path):
     """resume(name, options): continue such a run. Returns the exit status."""
 
     def resume(name, options=""):

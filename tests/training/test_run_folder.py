@@ -76,7 +76,7 @@ def train_on(data_dir, out, *changes):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows where a folder is now")
-def test_a_run_owns_its_folder_and_not_its_path(data_dir, tmp_path, short_end, capsys):
+def test_a_run_owns_its_folder_and_not_its_path(data_dir, tmp_path, capsys):
     """After `mv A A2`, a second run in A keeps what it saves, and the first goes on in A2."""
     one = tmp_path / "A"
     two = tmp_path / "A2"
@@ -89,7 +89,7 @@ def test_a_run_owns_its_folder_and_not_its_path(data_dir, tmp_path, short_end, c
     same_runs(one, two)
 
 
-def test_a_folder_that_takes_the_name_is_left_alone(data_dir, tmp_path, short_end):
+def test_a_folder_that_takes_the_name_is_left_alone(data_dir, tmp_path):
     """Where the own one is gone, or no system knows where it is."""
     out = tmp_path / "A"
     make_another = lambda: [shutil.rmtree(out), out.mkdir(), (out / "mine").touch()]
@@ -99,7 +99,7 @@ def test_a_folder_that_takes_the_name_is_left_alone(data_dir, tmp_path, short_en
 
 
 @pytest.mark.parametrize("name", [".", "log.jsonl", "lock"])
-def test_what_is_removed_while_it_trains_is_made_again(data_dir, tmp_path, short_end, capsys, name):
+def test_what_is_removed_while_it_trains_is_made_again(data_dir, tmp_path, capsys, name):
     """With all rows of the log, and a lock that holds."""
     out = tmp_path / "A"
     seen = []
@@ -112,7 +112,7 @@ def test_what_is_removed_while_it_trains_is_made_again(data_dir, tmp_path, short
     assert name == "lock" or "was removed" in capsys.readouterr().err
 
 
-def test_nothing_is_written_through_a_link(data_dir, tmp_path, short_end):
+def test_nothing_is_written_through_a_link(data_dir, tmp_path):
     """A link that came with a folder is replaced, or the folder is refused."""
     out = tmp_path / "run"
     (tmp_path / "mine").mkdir()

@@ -113,6 +113,7 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
         torch.testing.assert_close(a[key], b[key], atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_mistake_found_by_rank_0_ends_all(start, data_dir, tmp_path):
     """Only rank 0 looks at the run folder; the other must not wait for it."""
     start("run", "--max_iters=1")
@@ -123,6 +124,24 @@ def test_a_mistake_found_by_rank_0_ends_all(start, data_dir, tmp_path):
     assert (
         err.count("error: out_dir already contains a run") == 1 and "Connection closed" not in err
     )
+
+
+@pytest.mark.parametrize("rank, words", [(0, "no data"), (1, "rank 0 cannot continue")])
+def test_a_mistake_of_rank_0_reaches_each_rank(monkeypatch, rank, words):
+    """With its exit status, which is all that rank 0 sends."""
+    sent = []
+
+    def broadcast(status, source):
+        sent.append(status.item())
+        status.fill_(2)
+
+    def work():
+        raise UserError("no data", "data_dir", "prepare them")
+
+    monkeypatch.setattr(ranks.dist, "broadcast", broadcast)
+    with pytest.raises(UserError, match=words) as found:
+        ranks.main_first(work, Runtime("cpu", "float32", rank, 2, []))
+    assert found.value.status == 2 and sent == [0 if rank else 2]
 
 
 def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
@@ -207,7 +226,7 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
     assert train.train_step(runs["a"])[0] != train.train_step(runs["b"])[0]
 
 
-def test_run_folder_and_last_words(start, tmp_path, capsys):
+def test_run_folder_and_last_words(start, tmp_path, whole_end, capsys):
     out = tmp_path / "run"
     options = "--max_iters=60 --eval_interval=20 --warmup_iters=5 --model=llama"
     start("run", f"{options} --learning_rate=1e-2 --min_lr=1e-3")
