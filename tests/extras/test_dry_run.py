@@ -25,7 +25,8 @@ from weights import checkpoint
         "--arch=falcon --activation_checkpointing",
     ],
 )
-def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys, more):
+def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, monkeypatch, capsys, more):
+    monkeypatch.setattr(dry_run, "STEPS", 3)
     options = f"--max_iters=7 --eval_interval=3 --gradient_accumulation_steps=2 {more}"
     out = tmp_path / "run"
     run = arguments(data_dir, out, *options.split())

@@ -27,7 +27,8 @@ CORNERS = {
     ),  # 128 wide: a row that int8's kernel takes
 }
 VARIANTS = {"mistral": dict(arch="mistral", window=8, multiple_of=8)}
-VARIANTS |= {name: dict(arch=name, multiple_of=8) for name in ("olmo2", "bloom", "gpt-neox")}
+OTHERS = ("olmo2", "bloom", "gpt-neox")
+VARIANTS |= {name: dict(arch=name, multiple_of=8) for name in OTHERS}
 MODELS = CORNERS | VARIANTS
 IDS = torch.tensor([ord(c) - 96 if c != " " else 0 for c in TEXT * 40])
 
@@ -176,7 +177,10 @@ def test_what_fewer_bytes_cost(corner, dtype, most):
     assert len(seen) == 30 and abs(torch.stack(losses).mean() - together) < 5 * most
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [*CORNERS, "mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
+)
 def test_int8_holds_a_quarter_in_every_matrix_of_corners_and_variants(name):
     made, _ = prepare(copy.deepcopy(trained(name)), "int8")
     linears = [m for m in made.modules() if isinstance(m, (Int8Linear, torch.nn.Linear))]
