@@ -121,7 +121,9 @@ def compare_runs(pair, margin):
     from bench.ablation.contrasts import compare, failures, finite, fisher
 
     learned = [finite(losses) for losses in pair]
-    p, p_tie, direction = (1.0, 1.0, 0.0)
+    p = 1.0
+    p_tie = 1.0
+    direction = 0.0
     why = ""
     if min(map(len, learned)) < LEAST_RUNS:
         why = f"fewer than {LEAST_RUNS} runs did not diverge"

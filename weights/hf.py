@@ -23,6 +23,7 @@ from common.files import read_json
 from parts.architectures import ARCH, CORNERS, configure, make, without_effect
 from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
+from tokens.data import decode_alike
 from tokens.tokenizer import check_form, tokenizer_from_json
 from weights import checkpoint
 from weights.checks import check_fit, check_vocabulary, first_three, misfits, read_tensors
@@ -380,8 +381,7 @@ def same_tokens(name, tokenizer):
         theirs = load_tokenizer(name)
     except UserError:
         return None
-    ids = range(min(tokenizer.vocab_size, theirs.vocab_size))
-    return all(tokenizer.decode([i]) == theirs.decode([i]) for i in ids)
+    return decode_alike(tokenizer, theirs, min(tokenizer.vocab_size, theirs.vocab_size))
 
 
 # ---------------------------------------------------------------- into our model

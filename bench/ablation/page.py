@@ -161,7 +161,8 @@ def of_part(arm):
     for value, low, high in (("difference", "low", "high"), TEST):
         row |= {value: -arm[value], low: -arm[high], high: -arm[low]}
     for key in ("worth", "worth_time"):
-        low, high = f"{key}_low", f"{key}_high"
+        low = f"{key}_low"
+        high = f"{key}_high"
         row |= {key: over(arm[key]), low: over(arm[high]), high: over(arm[low])}
     return row
 

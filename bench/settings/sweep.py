@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.ablation import identity, step_times
+from bench.ablation.arms import BASE
 from bench.ablation.progress import WIDTH, doing, say
 from bench.ablation.rows import is_cost
 from bench.ablation.step_times import PATIENCE, Probe, cores, wait_until_quiet
@@ -146,7 +147,7 @@ def time_arms(course):
     if not names or not wait_until_quiet(PATIENCE):
         return
     vocabulary = {"vocab_size": course.data["vocab_size"]}
-    values = {name: vocabulary | course.arms[name].values for name in ("base", *names)}
+    values = {name: vocabulary | course.arms[name].values for name in (BASE, *names)}
     rows, _ = step_times.time_arms(values, threads=1)
     for row in rows:
         if row["quiet"]:
@@ -178,7 +179,7 @@ def say_end(course):
 
 def planned_tokens(course):
     """{purpose: tokens of all its runs}, of a setting from its start."""
-    own = tokens_of(course.arms["base"].values)
+    own = tokens_of(course.arms[BASE].values)
     curve = sum(multiple * count for multiple, count in CURVE_RUNS.items())
     arms = len(course.parts) * len(PASSES[course.passes])
     return {"base": own * (len(RATES) + BASE_RUNS + curve), "arms": own * arms}
@@ -221,7 +222,7 @@ def runs_and_hours(course):
     """(number of runs of a setting, CPU hours of all of them), by a few steps of its base."""
     count = len(RATES) + BASE_RUNS + sum(CURVE_RUNS.values())
     count += len(course.parts) * len(PASSES[course.passes])
-    values = course.arms["base"].values | {"vocab_size": course.data["vocab_size"]}
+    values = course.arms[BASE].values | {"vocab_size": course.data["vocab_size"]}
     with doing(f"{course.setting.name}: timing its step"):
         probe = Probe(values)
         seconds = min(probe.step() for _ in range(TIMED))

@@ -22,7 +22,6 @@ from common import files
 from training.run_folder import read_rows
 
 NEAR = (math.log(0.7), math.log(1.4))  # the rates among which an arm's best one is sought
-Z = 1.96  # half a 95 % interval, in standard errors
 
 
 @dataclass

@@ -291,7 +291,7 @@ def test_a_base_that_has_not_learned_trains_longer(tmp_path, monkeypatch):
     assert stored["doublings"] == 1 and stored["admission"]["admitted"]
     assert stored["base_values"]["max_iters"] == 2 * STEPS
     (measured,) = worths.load(tmp_path)
-    assert len(measured.rows) == 5 + 4 + 6 + 1  # those of the shorter length are left out
+    assert len(measured.rows) == 5 + 4 + 6 + 1  # rows of the shorter length are left out
 
 
 def test_a_base_that_never_learns_is_not_admitted(tmp_path, monkeypatch):
