@@ -9,12 +9,24 @@ log_interval = 100
 
 # 1750 steps * 6 * 256 tokens = 2.7 M characters, 2.7 epochs. So few need no
 # dropout: with 0.05 one run was 0.028 nats worse (bench/results/cpu_race_search.md).
-n_layer, n_head, n_kv_head, n_embd, block_size = 4, 4, 1, 128, 256
-batch_size, max_iters, eval_interval = 6, 1750, 875
+batch_size = 6
+max_iters = 1750
+eval_interval = 875
 eval_tokens = 16384  # the last evaluation scores the whole split
 dropout = 0.0
+
+n_layer = 4
+n_head = 4
+n_kv_head = 1
+n_embd = 128
+block_size = 256
+multiple_of = 8
 qk_norm = "head"  # helps LLaMA, and pays in time (bench/results/answer)
 attn_extra = "xsa,value_embed"  # each is worth 0.01 here (bench/results/cpu_race_search.md)
-optimizer, learning_rate, min_lr, warmup_iters, beta2 = "muon", 8e-3, 0.0, 100, 0.99
-multiple_of = 8
+
+optimizer = "muon"
+learning_rate = 8e-3
+min_lr = 0.0
+warmup_iters = 100
+beta2 = 0.99
 compile = True  # for a minute, and then steps take two thirds of the time

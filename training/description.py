@@ -88,6 +88,12 @@ def describe(run):
     print(f"model {model_name(run)}: {count:,} parameters{active}")
     for part, number in parameters_by_part(run.model).items():
         print(f"  {part:<22}{number:>12,}")
+    if not run.config.eval_only:
+        describe_training(run)
+
+
+def describe_training(run):
+    """Print the optimizers of a run, its steps, and how often it reads its text."""
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
             number = sum(p.numel() for p in group["params"])
