@@ -124,6 +124,8 @@ def posteriors(worths):
     for part in dict.fromkeys(columns["part"]):
         own = columns["part"] == part
         rows[str(part)] = {key: values[own] for key, values in columns.items()}
+    if not rows:
+        return {}
     unit = np.sqrt(np.mean([spread(own) ** 2 for own in rows.values()]))
     taus = TAUS[:, None] * max(unit, 1e-9)  # where all worths are equal and without an error
     grids = [grid(own, taus) for own in rows.values()]

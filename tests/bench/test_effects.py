@@ -79,6 +79,10 @@ def test_three_settings_predict_nothing():
     assert np.isnan([effect.mean, effect.new_low, effect.p_helps, effect.p_within]).all()
 
 
+def test_bases_without_arms_have_no_effects():
+    assert effects.fit(table()) == []
+
+
 def test_the_unit_of_the_worths_does_not_matter():
     worths = table(gains=0.1 + WOBBLE, varies=5 * WOBBLE)
     scaled = worths.assign(log_worth=1000 * worths.log_worth, se=1000 * worths.se)
