@@ -201,6 +201,18 @@ def multiplies_bfloat16():
     return bool(features.get("amx_bf16") or features.get("avx512_bf16"))
 
 
+def own_gpu():
+    """The number of the GPU of this rank. Raises UserError, on every rank, if this machine has more
+    ranks than GPUs."""
+    number = int(os.environ["LOCAL_RANK"])
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", number + 1))  # torchrun sets it
+    gpus = torch.cuda.device_count()
+    if ranks > gpus:
+        fix = f"give --nproc_per_node={gpus}, or --device=cpu"
+        raise UserError(f"{ranks} ranks need {ranks} GPUs, not {gpus}", "torchrun", fix)
+    return number
+
+
 def set_up(device="auto", dtype="auto"):
     """Choose the device and dtype of this process, join the other ranks if torchrun started it, and
     return its Runtime."""
@@ -214,7 +226,7 @@ def set_up(device="auto", dtype="auto"):
     kind = device.split(":")[0]
     if world_size > 1:
         if device == "cuda":
-            device = f"cuda:{int(os.environ['LOCAL_RANK'])}"
+            device = f"cuda:{own_gpu()}"
             torch.cuda.set_device(device)
         torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 

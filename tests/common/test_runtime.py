@@ -1,4 +1,4 @@
-"""The number format of a run on a CPU."""
+"""The device of a run, and its number format on a CPU."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.errors import UserError
-from common.runtime import Runtime
+from common.runtime import Runtime, set_up
 from model_llama import Llama, LlamaConfig
 from training.net import recomputed
 
@@ -28,6 +28,18 @@ def test_a_compile_cache_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
     runtime.choose_compile("auto", math.inf)
     assert runtime.compile
+
+
+def test_every_rank_refuses_more_ranks_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for key in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(key, "4")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    for rank in ("0", "3"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(UserError, match="4 ranks .*--nproc_per_node=1"):
+            set_up("cuda")
 
 
 class Kernels(TorchDispatchMode):

@@ -1,5 +1,9 @@
-"""A training step does not wait for the device, and the batches come from a thread."""
+"""A training step does not wait for the device, the batches come from a thread, and each rank has a
+GPU of its own."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -8,7 +12,7 @@ import torch
 
 import train
 from common.runtime import Runtime
-from helpers.runs import arguments, losses, ready
+from helpers.runs import ROOT, arguments, losses, ready, two_ranks
 from tokens.batches import Loader
 
 READS = ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__")
@@ -59,6 +63,37 @@ def test_a_steady_step_does_not_synchronize_a_gpu(data_dir, tmp_path, compile):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert train.read_steps(run)[0] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_four_ranks_on_one_gpu_are_refused_in_a_line(tmp_path):
+    common = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0"}
+    common |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29517"}
+    command = [sys.executable, "train.py", "--device=cuda", f"--out_dir={tmp_path}"]
+    started = []
+    for rank in "0123":
+        env = os.environ | common | {"RANK": rank, "LOCAL_RANK": rank}
+        started.append(
+            subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+        )
+    printed = "".join(process.communicate(timeout=100)[1] for process in started)
+    assert [process.returncode for process in started] == [2, 2, 2, 2]
+    (line,) = [line for line in printed.splitlines() if line.startswith("error: ")]
+    assert "4 ranks" in line and "Traceback" not in printed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_ranks_on_two_gpus_are_one_process(data_dir, tmp_path):
+    more = ["--device=cuda", "--dtype=float32", "--compile=False", "--max_iters=5"]
+    more.append("--gradient_accumulation_steps=2")
+    assert not train.main(arguments(data_dir, tmp_path / "one", *more)).status
+    process = two_ranks(*arguments(data_dir, tmp_path / "two", *more))
+    _, errors = process.communicate(timeout=100)
+    assert not process.returncode, errors
+    one = [loss for _, loss in losses(tmp_path / "one")]
+    assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(one, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype, factor", [("float32", torch.nan), ("float16", torch.inf)])
