@@ -1,119 +1,126 @@
 #!/usr/bin/env bash
-# Measure what needs a GPU, in 45 minutes, and write bench/results/speed.md:
+# Measure what needs a GPU, the most valuable first, and write bench/results/speed.md:
 #
-#     bash bench/gpu.sh              all steps that are not done yet, each within ten minutes
+#     bash bench/gpu.sh              all steps that are not done yet, in about twelve minutes
 #     bash bench/gpu.sh STEP         one step, again if it is done
 #     bash bench/gpu.sh --dry_run    list the steps
 #
-# A step that is done leaves a file in $OUT (out-gpu), so that an interrupted measurement goes on
-# with the next one. Nothing needs a network: without tiny-shakespeare (also looked for in
-# $CORPUS_DIR) the text is random characters, whose loss means nothing, but whose speed does.
-# NANOGPT names a checkout to compare with. TINY=1 tries all steps on a CPU, in two minutes, and
-# leaves everything in out-gpu-tiny, its page of speeds too.
+# A step takes two minutes at most, and stores what it measured: rows in bench/results/speed.jsonl,
+# with which it writes the page anew, and what it printed in $OUT/STEP.log (out-gpu). One that is
+# done leaves $OUT/STEP.done, so that an interrupted measurement goes on with the next one. Nothing
+# needs a network: without tiny-shakespeare (also looked for in $CORPUS_DIR) the text is random
+# characters, whose loss means nothing, but whose speed does. NANOGPT names a checkout to compare
+# with. TINY=1 tries all steps on a CPU, and leaves everything in out-gpu-tiny, its page too.
+# shellcheck disable=SC2086  # several words in a variable
 set -u
 cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python} DATA=${DATA:-data} TINY=${TINY:-}
 OUT=${OUT:-out-gpu${TINY:+-tiny}}
 [ -z "$TINY" ] || export BENCH_RESULTS="$OUT/results"
-STEPS="data train shakespeare memory tests ranks page"
 
-speed() { "$PYTHON" -m extras.speed "$@"; }
+list() { # step, its limit in seconds, what it measures and stores
+    cat <<'END'
+train        120  rows: steps of 124 M parameters, our GPT-2 and LLaMA: tokens/s, MFU, memory
+train_gpt2   120  rows: the same of our GPT-2 beside nanoGPT's and transformers'
+train_llama  120  rows: the same of our LLaMA beside transformers'
+data         120  a dataset: tiny-shakespeare, or random characters
+gpt2         120  a row: config/gpt2_shakespeare.py for 90 seconds: its lowest loss, and when
+llama        120  a row: config/llama_shakespeare.py, the same
+decode       120  rows: tokens/s of one sequence and of 32, beside transformers'
+attention    120  rows: its formula beside the fused kernels, 512 to 8,192 tokens: time, memory
+tests        120  a log: the tests marked gpu, among them four ranks on one GPU, and two on two
+memory_gpt2  120  a log: the estimated memory of config/gpt2_124m.py beside the measured peak
+memory_llama 120  a log: the same of config/llama_124m.py
+END
+}
 
-dataset() { if [ -e "$DATA/shakespeare_char/meta.json" ]; then echo shakespeare_char; else echo random_text; fi; }
+if [ -n "$TINY" ]; then
+    DEVICE="--device=cpu"
+    SHAPE="--shape=S --compile=False --dtype=float32 --steps=2 --batch_size=1"
+    RUN="--n_layer=1 --n_head=2 --n_embd=16 --block_size=64 --vocab_size=70 --batch_size=16
+        --max_iters=4 --warmup_iters=0 --eval_interval=2 --eval_tokens=64 --compile=False"
+    DECODE="--n_layer=1 --n_embd=48 --batch_size=2 --tokens=4 --steps=2 --threads=1"
+    LENGTHS="--tokens=64 --shortest=32 --longest=64 --steps=2"
+else
+    DEVICE="--device=cuda"
+    SHAPE="--shape=124m --compile=True --dtype=bfloat16"
+    RUN=""
+    DECODE="--n_layer=12 --n_head=12 --n_embd=768 --vocab_size=50304 --block_size=1024
+        --dtype=bfloat16 --tokens=128 --steps=3"
+    LENGTHS=""
+fi
 
-more() { echo "--dataset=$(dataset) --data_dir=$DATA $*"; }
+speed() { "$PYTHON" -m extras.speed "$@" $DEVICE; }
 
-step_data() { # tiny-shakespeare, or random characters
-    timeout 120 "$PYTHON" prepare.py shakespeare_char --data_dir="$DATA" && return
+dataset() { # the arguments of a run
+    local name=random_text
+    [ ! -e "$DATA/shakespeare_char/meta.json" ] || name=shakespeare_char
+    echo --dataset=$name "--data_dir=$DATA" $RUN
+}
+
+# ---- the steps
+
+step_train() { speed train $SHAPE --only=our; }
+
+step_train_gpt2() { speed train $SHAPE --only=GPT ${NANOGPT:+--nanogpt="$NANOGPT"}; }
+
+step_train_llama() { speed train $SHAPE --only=LLaMA; }
+
+step_data() {
+    timeout 100 "$PYTHON" prepare.py shakespeare_char --data_dir="$DATA" && return
     [ -e "$DATA/random_text/meta.json" ] && return
-    mkdir -p "$OUT"
     "$PYTHON" -c 'import random, string
 print("".join(random.Random(0).choices(string.ascii_letters + " \n.,:;", k=1115394)))' >"$OUT/text"
     "$PYTHON" prepare.py random_text --input="$OUT/text" --tokenizer=char --data_dir="$DATA"
 }
 
-step_train() { # tokens/s, MFU and memory at 124 M beside nanoGPT and others
-    [ -n "${NANOGPT:-}" ] || echo "without nanoGPT: NANOGPT names no checkout"
-    local size="--shape=124m --dtype=bfloat16 --compile=True"
-    [ -z "$TINY" ] || size="--compile=False --steps=2 --batch_size=1"
-    # shellcheck disable=SC2086
-    speed train $DEVICE $size ${NANOGPT:+--nanogpt="$NANOGPT"}
+step_gpt2() { speed race --alone=gpt2_shakespeare --words="$(dataset)"; }
+
+step_llama() { speed race --alone=llama_shakespeare --words="$(dataset)"; }
+
+step_decode() { speed decode $DECODE; }
+
+step_attention() { speed attention $LENGTHS; }
+
+step_tests() {
+    "$PYTHON" -m pytest -n0 -q -m gpu $(grep -rl --include=test_*.py mark.gpu tests)
 }
 
-train() { # a config, at most ten minutes
-    # shellcheck disable=SC2086
-    "$PYTHON" train.py "config/$1.py" $DEVICE $(more "$TINY_RUN") "${@:2}"
-}
-
-step_shakespeare() { # the Shakespeare configs, nanoGPT's GPU setting
-    for name in gpt2_shakespeare llama_shakespeare; do
-        local begin="--overwrite"
-        [ ! -e "$OUT/$name/latest" ] || begin="--init_from=resume" # go on
-        train "$name" --out_dir="$OUT/$name" "$begin" || return
-    done
-    "$PYTHON" -m extras.compare "$OUT/gpt2_shakespeare" "$OUT/llama_shakespeare" --out="$OUT/compare.png"
-}
-
-step_memory() { # the estimated memory beside the measured peak at 124 M
+dry_run() {
     local size="--gradient_accumulation_steps=4 --eval_tokens=65536"
-    for name in gpt2_124m llama_124m; do
-        # shellcheck disable=SC2086
-        "$PYTHON" -m extras.dry_run "config/$name.py" $DEVICE $(more "$TINY_RUN") $size || return
-    done
+    "$PYTHON" -m extras.dry_run "config/$1_124m.py" $DEVICE $size $(dataset)
 }
 
-step_tests() { # the tests that need a GPU, of a step that waits for nothing among them
-    "$PYTHON" -m pytest -n0 -q -m gpu tests
-    local status=$?
-    [ $status = 5 ] && echo "no test is marked gpu" && return
-    return $status
-}
+step_memory_gpt2() { dry_run gpt2; }
 
-step_ranks() { # two processes, with NCCL on two GPUs
-    if [ -z "$TINY" ] && [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then
-        echo "left out: it needs two GPUs"
-        return
-    fi
-    local words="--log_interval=1 --gradient_accumulation_steps=2 --warmup_iters=0 --max_iters=20"
-    for ranks in 1 2; do # the same losses, more tokens/s
-        # shellcheck disable=SC2086
-        "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node=$ranks train.py \
-            config/gpt2_shakespeare.py $DEVICE $words $(more "$TINY_RUN") --out_dir="$OUT/ranks-$ranks" --overwrite || return
-    done
-    "$PYTHON" -m extras.compare "$OUT/ranks-1" "$OUT/ranks-2" --out="$OUT/ranks.png"
-}
-
-step_page() { speed page; }
-
-DEVICE="--device=cuda" TINY_RUN=""
-if [ -n "$TINY" ]; then
-    DEVICE="--device=cpu"
-    TINY_RUN="--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=0 \
-        --eval_interval=2 --log_interval=1 --eval_tokens=64 --vocab_size=70 --compile=False"
-fi
+step_memory_llama() { dry_run llama; }
 
 case "${1:-}" in
 --dry_run)
-    echo "steps: $STEPS"
-    exit 0
+    list
+    exit
     ;;
 "") ;;
 *)
-    [[ " $STEPS " == *" $1 "* ]] || { echo "no step $1: choose from $STEPS" >&2; exit 2; }
+    list | grep -q "^$1 " || { echo "no step $1: --dry_run lists them" >&2; exit 2; }
     mkdir -p "$OUT" && rm -f "$OUT/$1.done"
-    "step_$1" && touch "$OUT/$1.done"
+    "step_$1" 2>&1 | tee "$OUT/$1.log"
+    [ "${PIPESTATUS[0]}" = 0 ] && touch "$OUT/$1.done"
     exit
     ;;
 esac
 
-if [ -z "$TINY" ] && ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-    echo "no CUDA device is visible; the steps would be: $STEPS" >&2
+gpu='import sys, torch; sys.exit(not torch.cuda.is_available())'
+if [ -z "$TINY" ] && ! "$PYTHON" -c "$gpu"; then
+    echo "no CUDA device is visible; the steps would be:" >&2
+    list >&2
     exit 2
 fi
 left=""
-for step in $STEPS; do
-    [ -e "$OUT/$step.done" ] && [ "$step" != page ] && continue
-    echo "== $step"
-    timeout 600 bash bench/gpu.sh "$step" || left="$left $step"
-done
+while read -r step limit about; do
+    [ -e "$OUT/$step.done" ] && continue
+    [ -z "$TINY" ] || limit=600 # a CPU may be busy
+    echo "== $step, at most $limit s: $about"
+    timeout -k 10 "$limit" bash bench/gpu.sh "$step" </dev/null || left="$left $step"
+done < <(list)
 [ -z "$left" ] || { echo "not done:$left; start again to go on with these" >&2; exit 1; }

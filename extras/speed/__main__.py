@@ -1,9 +1,10 @@
-"""python -m extras.speed train|optimizer|decode|race|page
+"""python -m extras.speed train|optimizer|attention|decode|race|page
 
 Time training steps, optimizers, decoding and whole runs, beside other libraries:
 
     python -m extras.speed train      # the training step
     python -m extras.speed optimizer  # a step of Muon beside one of AdamW
+    python -m extras.speed attention  # its formula beside the fused kernels
     python -m extras.speed decode     # tokens per second
     python -m extras.speed race       # whole runs beside nanoGPT's
     python -m extras.speed page       # writes bench/results/speed.md from all that was measured
@@ -20,6 +21,7 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
         "extras.speed",
         "extras/speed/train.py",
         "extras/speed/optimizer.py",
+        "extras/speed/attention.py",
         "extras/speed/decode.py",
         "extras/speed/race.py",
     )
@@ -29,9 +31,15 @@ import torch
 from common.configurator import build, load, print_help
 from common.errors import UserError, run
 from common.runtime import find_device
-from extras.speed import decode, optimizer, page, race, results, train
+from extras.speed import attention, decode, optimizer, page, race, results, train
 
-MEASUREMENTS = {"train": train, "optimizer": optimizer, "decode": decode, "race": race}
+MEASUREMENTS = {
+    "train": train,
+    "optimizer": optimizer,
+    "attention": attention,
+    "decode": decode,
+    "race": race,
+}
 
 
 def read(argv):
@@ -41,28 +49,26 @@ def read(argv):
         return "page", None
     if len(names) != 1 or names[0] not in MEASUREMENTS:
         print_help(argv, __doc__, [])
-        fix = "write python -m extras.speed train, optimizer, decode, race or page"
+        fix = "write python -m extras.speed train, optimizer, attention, decode, race or page"
         raise UserError("give exactly one measurement", "command line", fix)
     measurement = MEASUREMENTS[names[0]]
     given = load(argv, [measurement.SpeedConfig], measurement.__doc__)
-    values = given.values
-    return names[0], build(measurement.SpeedConfig, values)
+    return names[0], build(measurement.SpeedConfig, given.values)
 
 
 def main(argv):
     name, config = read(argv)
     if name == "page":
         return page.main()
-    device = find_device(getattr(config, "device", "cpu"))  # decoding and races: on a CPU alone
+    device = find_device(config.device)
     torch.set_num_threads(getattr(config, "threads", None) or 1)
-    command = results.command_text(argv)
     for measured in MEASUREMENTS[name].measure(config, device):
         threads = torch.get_num_threads()
         if name == "race":
             threads = None  # each run chooses its own
-        line = results.record(name, measured, device, command, threads)
+        line = results.record(name, measured, device, results.command_text(argv), threads)
         print(page.table([line]), flush=True)
-    page.main()
+        page.main()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from bench.ablation.step_times import ratio
 from common.configurator import PositiveInt
 from common.runtime import Runtime
-from extras.speed.results import Rounds, times_in_turn
+from extras.speed.results import Rounds, finished, times_in_turn
 from extras.speed.train import SHAPES, fast_dtypes, ours
 from training.optim import make_optimizers
 from training.settings import TrainConfig
@@ -72,9 +72,7 @@ def time_shape(shape, steps, runtime):
         began = time.perf_counter()
         for function in functions:
             function()
-        if runtime.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return finished(runtime.device) - began
 
     backward()
     sides = {"model": partial(seconds, [backward])}

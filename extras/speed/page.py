@@ -1,7 +1,7 @@
-"""The page of all measured speeds, speed.md, from the lines of speed.jsonl."""
+"""The page of all measured speeds: page.md, with the tables of the lines of speed.jsonl."""
 
 import statistics
-from dataclasses import dataclass
+from pathlib import Path
 
 from bench.ablation.rows import threads_text
 from common import files
@@ -28,70 +28,20 @@ COLUMNS = {  # in their order, with the form of their numbers; other columns fol
     "when nanoGPT ended": ".4f",
 }
 
-
-INTRODUCTION = (
-    "Our GPT-2 and LLaMA are timed beside nanoGPT's GPT-2 and the models of transformers "
-    "(training, decoding), llama.cpp (decoding), and torch's Muon, at equal sizes on one machine. "
-    "Each side runs in the forms it has, eager or compiled, in float32, bfloat16 or int8; a ratio "
-    "of training compares the fastest measured form of both, a ratio of decoding forms with "
-    "equally many bytes per weight.",
-    "All sides take turns, so that other work slows all of them equally; a time or speed is the "
-    "median over the rounds, and a ratio is the median of the rounds' ratios, with its 95 % "
-    "bootstrap interval. Each row is the newest on its kind of machine. "
-    "`python -m extras.speed page` writes this page from [speed.jsonl](speed.jsonl).",
-)
-
-
-@dataclass
-class Section:
-    """A kind of measurement on the page. `command` measures it on `device`, if nobody has."""
-
-    kind: str
-    title: str
-    text: str
-    command: str
-    device: str = "cuda"
-
-
-SECTIONS = [
-    Section(
-        kind="train",
-        title="Training steps",
-        text="A step is forward, backward, clipping at 1.0 and fused AdamW, always on the same "
-        "batch; in shape A it is a step of the runs of `config/answer`, with Muon. Tokens/s, and "
-        "the ratio to the tokens/s of another library, each side in its fastest form. MFU: the "
-        "share of the GPU's peak in bfloat16 by its data sheet.",
-        command="bash bench/gpu.sh train",
-    ),
-    Section(
-        kind="optimizer",
-        title="Steps of the optimizer",
-        text="A step of AdamW, of our Muon and of torch's, with the same gradients of our LLaMA; "
-        "Muon's includes AdamW for the parameters that are no matrices. Ratios of time.",
-        command="python -m extras.speed optimizer --device=cuda",
-    ),
-    Section(
-        kind="decode",
-        title="Decoding",
-        text="One sequence, greedy, token by token: tokens/s of the median and of the fastest "
-        "round, and the ratio to the tokens/s of the other engine with as many bytes per weight. "
-        "Same text: tokens equal to the model's own greedy text before the first difference. "
-        "llama.cpp times itself and leaves out the choice of the token.",
-        command="python -m extras.speed decode --nanogpt=PATH --llamacpp=PATH",
-        device="cpu",
-    ),
-    Section(
-        kind="race",
-        title="Whole runs beside nanoGPT's",
-        text="A run of train.py from the command to its end, on a CPU, cold: with an empty "
-        "compiler cache, all start-up counted. The median of the rounds, then each round. "
-        "Validation loss: at the end, ours over the whole split, nanoGPT's by its own estimate. "
-        "Our settings were chosen by this loss, so the table also has the loss on the test split, "
-        "which no choice has used.",
-        command="python -m extras.speed race --nanogpt=PATH",
-        device="cpu",
-    ),
-]
+# {kind: {device: the command that measures it there}}
+COMMANDS = {
+    "train": {"cuda": "bash bench/gpu.sh train"},
+    "optimizer": {"cuda": "python -m extras.speed optimizer --device=cuda"},
+    "attention": {"cuda": "bash bench/gpu.sh attention"},
+    "decode": {
+        "cpu": "python -m extras.speed decode --nanogpt=PATH --llamacpp=PATH",
+        "cuda": "bash bench/gpu.sh decode",
+    },
+    "race": {
+        "cpu": "python -m extras.speed race --nanogpt=PATH",
+        "cuda": "bash bench/gpu.sh gpt2",
+    },
+}
 
 
 def newest(lines):
@@ -153,15 +103,16 @@ def source(line):
     return f"- {title(line)}: {facts}, `{line['command']}`. {line['about']}"
 
 
-def section_text(section, lines):
-    """The text of a section, its table, and the source of each measurement."""
-    paragraphs = [f"## {section.title}", section.text]
-    if not any(line["device"] == section.device for line in lines):
-        device = "GPU" if section.device == "cuda" else "CPU"
-        paragraphs.append(f"On a {device}: not measured (`{section.command}`).")
+def section_text(kind, lines):
+    """Where a kind has not been measured, its table, and the source of each measurement."""
+    paragraphs = []
+    for device, command in COMMANDS[kind].items():
+        if not any(line["device"] == device for line in lines):
+            name = "GPU" if device == "cuda" else "CPU"
+            paragraphs.append(f"On a {name}: not measured (`{command}`).")
     if lines:
         paragraphs += [table(lines), "\n".join(source(line) for line in lines)]
-    if section.kind == "race" and lines:
+    if kind == "race" and (folder() / "cpu_race.png").exists():
         paragraphs.append("![validation loss against seconds](cpu_race.png)")
     return "\n\n".join(paragraphs)
 
@@ -169,8 +120,8 @@ def section_text(section, lines):
 def page():
     """The text of speed.md."""
     kinds = newest(read_rows(folder() / "speed.jsonl"))
-    texts = [section_text(section, kinds.get(section.kind, [])) for section in SECTIONS]
-    return "\n\n".join(["# Speed", *INTRODUCTION, *texts]) + "\n"
+    texts = {kind: section_text(kind, kinds.get(kind, [])) for kind in COMMANDS}
+    return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(**texts)
 
 
 def main():

@@ -2,13 +2,15 @@
 Race our training runs against nanoGPT's own code on a CPU, in turn, from a cold start to the end:
 
     python -m extras.speed race --nanogpt=../nanoGPT
+    python -m extras.speed race --alone=gpt2_shakespeare --device=cuda  # one run, without nanoGPT
 
 nanoGPT runs its documented CPU setting (4 layers, 128 wide, context 64, batch 12, 2000 iterations)
 at the thread count that is fastest for it here. Its dataset must be prepared (python
 data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`. Our loss
 is over the whole validation split; nanoGPT's is its own estimate. Our configs were chosen by their
 validation loss, so the table also shows their loss on the test split, which chose nothing. Draws
-cpu_race.png beside the page.
+cpu_race.png beside the page. A run alone is stopped when its time is up, and judged by its lowest
+validation loss.
 """
 
 import math
@@ -19,11 +21,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-from matplotlib.figure import Figure
 
 from bench.ablation.rows import threads_text
 from common.configurator import PathName, PositiveInt
@@ -57,6 +58,10 @@ OURS = [
 class SpeedConfig:
     nanogpt: PathName = "../nanoGPT"  # where nanoGPT is checked out
     rounds: PositiveInt = 2  # runs of each
+    alone: str = ""  # a file of config/ that runs by itself instead, such as gpt2_shakespeare
+    words: str = ""  # further arguments of train.py for it
+    seconds: PositiveInt = 90  # after which it is stopped
+    device: str = "cpu"  # of it
 
 
 @dataclass
@@ -77,9 +82,10 @@ class Result:
     unseen: float | None = None  # the loss on the test split
 
 
-def race(entrant, out_dir, cache):
+def race(entrant, out_dir, cache, limit=None):
     """The Result of a training command. It finds nothing compiled: `cache` is a new folder, also
-    for temporary files, among which torch keeps compiled headers. Raises Failure if it fails."""
+    for temporary files, among which torch keeps compiled headers. After `limit` seconds it is told
+    to save and stop. Raises Failure if it fails."""
     cache.mkdir(parents=True)
     environment = dict(os.environ)
     environment["PYTHONUNBUFFERED"] = "1"
@@ -98,6 +104,10 @@ def race(entrant, out_dir, cache):
         stderr=subprocess.STDOUT,
         text=True,
     )
+    if limit:
+        timer = threading.Timer(limit, process.terminate)
+        timer.daemon = True  # it may outlive the run
+        timer.start()
     points = []
     last_line = "no message"
     for line in process.stdout:
@@ -105,7 +115,8 @@ def race(entrant, out_dir, cache):
         match = re.match(r"step \d+: .*val loss ([\d.]+)(?:, ([\d.]+) on the whole)?", line)
         if match:
             points.append((time.perf_counter() - began, float(match[2] or match[1])))
-    if process.wait():
+    stopped = 143 if limit else 0  # it has saved
+    if process.wait() not in (0, stopped):
         raise Failure(f"a run failed: {last_line}", " ".join(entrant.command), "run it by itself")
     return Result(time.perf_counter() - began, cpu_seconds() - cpu_before, points)
 
@@ -187,6 +198,8 @@ def row_of(name, runs):
 
 def draw(runs, path):
     """The curves of all runs: validation loss against seconds, a colour for each entrant."""
+    from matplotlib.figure import Figure  # here: it takes a second to import
+
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     lowest = math.inf
@@ -217,7 +230,25 @@ def measured(runs, threads):
     return {"name": "", "about": about, "rows": [row_of(name, runs) for name in runs]}
 
 
+def run_alone(config, device):
+    """The measurement of one run of ours."""
+    name = f"config/{config.alone}.py"
+    entrant = Entrant([name, f"--device={device}", *config.words.split()])
+    with tempfile.TemporaryDirectory() as scratch:
+        out_dir = Path(scratch, "run")
+        result = race(entrant, out_dir, Path(scratch, "cache"), config.seconds)
+        steps = int((out_dir / "latest").read_text())
+    when, lowest = min(result.points, key=lambda point: point[1])
+    row = {"what": name, "wall s": result.wall, "validation loss": lowest}
+    row |= {"lowest after, s": when, "steps": steps}
+    about = f"Alone; if it runs longer than {config.seconds} s, it is stopped."
+    return {"name": config.alone, "about": about, "rows": [row]}
+
+
 def measure(config, device):
+    if config.alone:
+        yield run_alone(config, device)
+        return
     nanogpt = Path(config.nanogpt)
     if not (nanogpt / "data/shakespeare_char/train.bin").exists():
         fix = "clone it, run its data/shakespeare_char/prepare.py, and give --nanogpt=FOLDER"

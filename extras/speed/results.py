@@ -6,11 +6,13 @@ Both are in bench/results, or in the folder that the environment variable BENCH_
 """
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 
 from bench.ablation.step_times import turns
 from common import files
@@ -18,6 +20,21 @@ from common.configurator import Range
 from common.runtime import cpu_name, versions
 
 Rounds = Annotated[int, Range(least=2)]  # an interval needs two
+
+
+def finished(device):
+    """The time when a device has done all its work."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_bytes(work):
+    """The most bytes of a GPU that a function allocates, beside those that are held before."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def times_in_turn(sides, rounds, warm_up=0):
@@ -32,7 +49,7 @@ def times_in_turn(sides, rounds, warm_up=0):
 def command_text(argv):
     """The command line without this machine's paths."""
     words = [f"{word.partition('=')[0]}=PATH" if "/" in word else word for word in argv]
-    return " ".join(["python -m extras.speed", *words])
+    return f"python -m extras.speed {shlex.join(words)}"
 
 
 def folder():

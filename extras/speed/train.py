@@ -23,7 +23,7 @@ from bench.ablation.step_times import ratio
 from common.configurator import PathName, PositiveInt
 from common.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
 from extras.speed import peers
-from extras.speed.results import Rounds, times_in_turn
+from extras.speed.results import Rounds, finished, peak_bytes, times_in_turn
 from parts.architectures import configure, make
 from parts.costs import training_flops_per_token
 from training.description import peak_flops
@@ -72,6 +72,7 @@ PEERS = {
 @dataclass
 class SpeedConfig:
     shape: Literal["S", "A", "M", "124m"] | None = None  # None: S, then A
+    only: Literal["", "our", "GPT", "LLaMA"] = ""  # time the models with this in their names
     nanogpt: PathName | None = None  # where nanoGPT is checked out
     compile: bool | Literal["both"] = "both"
     steps: Rounds = 40  # rounds that are timed, after three that are not
@@ -132,24 +133,21 @@ class Side:
         for optimizer in self.optimizers:
             optimizer.step()
         self.model.zero_grad()
-        value.item()  # waits for a GPU, too
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
+        value.item()  # waits for Metal, too
+        return finished(self.device) - began
 
     def gpu_bytes(self, step):
         """The most bytes that a step holds: weights, moments, and what it allocates besides."""
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
+        allocated = peak_bytes(step)
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         moments = [tensor for state in states for tensor in state.values()]
         held = sum(t.nbytes for t in [*self.model.parameters(), *moments])
-        return torch.cuda.max_memory_allocated() - before + held
+        return allocated + held
 
 
 def make_sides(config, shape, runtime, optimizer="adamw"):
-    """{name: Side} of those whose library is installed; of ours alone if all train with Muon."""
+    """{name: Side} of those that are asked for and whose library is installed; of ours alone if all
+    train with Muon."""
     makers = {"our GPT-2": partial(ours, "gpt2"), "our LLaMA": partial(ours, "llama")}
     if optimizer == "adamw":
         if config.nanogpt:
@@ -158,6 +156,8 @@ def make_sides(config, shape, runtime, optimizer="adamw"):
         makers["transformers LLaMA"] = peers.transformers_llama
     sides = {}
     for name, maker in makers.items():
+        if config.only not in name:
+            continue
         is_ours = name.startswith("our")
         try:
             sides[name] = Side(partial(maker, shape), shape, runtime, is_ours, optimizer)
@@ -249,6 +249,8 @@ def measure_shape(name, config, device):
     )
     peak = peak_flops(runtime)
     rows = [row_of(side, times, memory, sides, shape, peak) for side in sides]
+    if config.only:
+        name = f"{name}, {config.only}"
     return {"name": name, "about": about, "rows": rows}
 
 

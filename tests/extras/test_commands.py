@@ -3,12 +3,14 @@ docs write it. A command whose extra has been deleted is skipped."""
 
 import importlib
 import importlib.util
+import json
 import os
 import pkgutil
 import re
 import shlex
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,10 +96,34 @@ def test_each_command_of_gpu_sh_is_accepted(tmp_path):
     assert (tmp_path / "log.results").read_text() == f"{tmp_path / 'out' / 'results'}\n"
 
     commands = [shlex.split(line) for line in log.read_text().splitlines()]
-    trained = [words[words.index("train.py") + 1 :] for words in commands if "train.py" in words]
-    assert len(trained) == 4 and all(read_config(argv, "") for argv in trained)
     others = [words[1:] for words in commands if words[1].startswith("extras.")]
-    names = ["speed", "compare", "dry_run", "dry_run", "compare", "speed"]
+    names = ["speed"] * 7 + ["dry_run"] * 2
     assert [words[0].removeprefix("extras.") for words in others] == names
     for words in others:
         accept(words)
+    runs = [
+        dict(word.removeprefix("--").split("=", 1) for word in words[2:])
+        for words in others
+        if words[1] == "race"
+    ]
+    assert [keys["alone"] for keys in runs] == ["gpt2_shakespeare", "llama_shakespeare"]
+    for keys in runs:
+        assert read_config([f"config/{keys['alone']}.py", *keys["words"].split()], "")
+
+
+@pytest.mark.slow
+def test_gpu_sh_tries_each_step_on_a_cpu(tmp_path):
+    names = {"OUT": tmp_path / "out", "DATA": tmp_path / "data", "PYTHON": sys.executable}
+    environment = os.environ | {name: str(path) for name, path in names.items()} | {"TINY": "1"}
+    command = ["bash", str(ROOT / "bench/gpu.sh")]
+    listed = subprocess.run([*command, "--dry_run"], capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert not done.returncode, done.stdout[-3000:] + done.stderr[-1000:]
+
+    out = tmp_path / "out"
+    steps = [line.split()[0] for line in listed.stdout.splitlines()]
+    assert all((out / f"{step}.done").exists() for step in steps)
+    rows = [json.loads(line) for line in (out / "results/speed.jsonl").read_text().splitlines()]
+    assert [row["kind"] for row in rows] == ["train"] * 3 + ["race"] * 2 + ["decode", "attention"]
+    page = (out / "results/speed.md").read_text()
+    assert all(f"`{row['command']}`" in page for row in rows)

@@ -3,6 +3,7 @@ stored with their facts. No time is checked."""
 
 import json
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from common.errors import UserError
 from common.files import ROOT
 from common.runtime import Runtime
 from extras.speed import __main__ as speed
-from extras.speed import decode, page, race, results
+from extras.speed import attention, decode, page, race, results
 from extras.speed import train as train_step
 from extras.speed.race import Result
 from parts.architectures import configure
@@ -74,6 +75,55 @@ def test_sides_are_of_one_size_and_take_the_same_step():
         assert all(p.grad is None for p in side.model.parameters())
 
 
+@pytest.mark.parametrize(
+    "only, names",
+    [
+        ("our", {"our GPT-2", "our LLaMA"}),
+        ("GPT", {"our GPT-2", "transformers GPT-2"}),
+        ("LLaMA", {"our LLaMA", "transformers LLaMA"}),
+    ],
+)
+def test_the_models_to_time_can_be_named(only, names):
+    runtime = Runtime("cpu", "float32", 0, 1, [])
+    config = train_step.SpeedConfig(only=only)
+    found = train_step.make_sides(config, train_step.SHAPES["S"], runtime)
+    assert found.keys() == names
+
+
+def test_the_formula_and_the_kernels_compute_the_same_attention():
+    torch.manual_seed(0)
+    *qkv, gradient = torch.randn(4, 2, attention.H, 24, attention.D)
+    for tensor in qkv:
+        tensor.requires_grad_()
+    results = {}
+    for name in (attention.FORMULA, "torch's choice", "FlashAttention"):
+        y = attention.SIDES[name](*qkv)
+        results[name] = torch.stack([y, *torch.autograd.grad(y, qkv, gradient)])
+    for result in results.values():
+        torch.testing.assert_close(result, results[attention.FORMULA])
+
+
+def test_attention_may_run_out_of_memory(measured, monkeypatch):
+    """Which is a result: the other sides and lengths are still timed."""
+
+    def formula(q, k, v):
+        if q.size(2) == 64:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return attention.formula(q, k, v)
+
+    monkeypatch.setitem(attention.SIDES, attention.FORMULA, formula)
+    lengths = ["--tokens=128", "--shortest=32", "--longest=64"]
+    line, text = measured("attention", "--device=cpu", "--steps=2", *lengths)
+    rows = checked(line, text)
+    assert len(rows) == 10 and rows["32 tokens, FlashAttention"]["times the formula"]["ratio"] > 0
+    assert rows["64 tokens, the formula"] == {
+        "what": "64 tokens, the formula",
+        "forward, ms": "out of memory",
+    }
+    assert rows["64 tokens, FlashAttention"].keys() == {"what", "forward, ms", "backward, ms"}
+    assert "| 64 tokens, the formula | out of memory |" in text
+
+
 def test_optimizers_are_timed_at_both_shapes(measured):
     line, text = measured("optimizer", "--device=cpu", "--steps=3")
     (row,) = line["rows"]
@@ -113,6 +163,16 @@ def test_the_shape_of_the_answer_is_timed_with_muon(measured, monkeypatch):
     assert checked(line, text).keys() == {"our GPT-2", "our LLaMA"}
     assert "**A, 1 thread on" in text and "**S, 1 thread on" in text
     assert [type(each.optimizers[0]) for each in (made[0], made[-1])] == [AdamW, Muon]
+
+
+def test_a_batch_of_texts_is_timed_beside_transformers(measured):
+    pytest.importorskip("transformers")
+    sizes = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--vocab_size=11", "--block_size=32"]
+    options = ["--tokens=4", "--steps=2", "--threads=1", "--batch_size=3"]
+    line, text = measured("decode", *sizes, *options)
+    rows = checked(line, text)
+    assert rows.keys() == {decode.OURS, decode.TRANSFORMERS} and line["name"] == "batch 3"
+    assert {row["same text"] for row in rows.values()} == {4}
 
 
 @pytest.mark.slow
@@ -167,6 +227,24 @@ print("step 9: train loss 1.0, val loss 2.5, 2.25 on the whole")"""
     assert 0.02 < result.cpu <= result.wall and result.points[0][1] == 2.25
 
 
+def test_a_run_alone_is_stopped_and_judged_by_its_lowest_loss(measured, tmp_path, monkeypatch):
+    script = """import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+folder = pathlib.Path(sys.argv[-1].partition("=")[2])
+folder.mkdir()
+(folder / "latest").write_text("000018")
+for loss in (2.5, 1.5, 1.75):
+    print(f"step 9: train loss 1.0, val loss {loss}")
+time.sleep(60 if sys.argv[1:4] == ["config/a.py", "--device=cpu", "--seed=2"] else 0)"""
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.setattr(race, "Entrant", partial(race.Entrant, folder=tmp_path))
+    line, text = measured("race", "--alone=a", "--words=--seed=2", "--seconds=1")
+    row = checked(line, text)["config/a.py"]
+    assert 1 <= row["wall s"] < 50 and row["lowest after, s"] < 1
+    assert row["validation loss"] == 1.5 and row["steps"] == 18
+    assert "cpu_race.png" not in text
+
+
 @pytest.mark.parametrize("argv", [[], ["train", "decode"], ["flash"], ["page", "--steps=2"]])
 def test_one_measurement_is_named(argv):
     with pytest.raises(UserError, match="python -m extras.speed train, optimizer"):
@@ -178,7 +256,7 @@ def test_one_measurement_is_named(argv):
 
 def test_the_page_has_the_newest_measurement_of_each_machine(monkeypatch):
     """Not measured on a GPU, until it is; a measurement on a CPU is none on a GPU."""
-    assert page.page().count("not measured (`") == 4
+    assert page.page().count("not measured (`") == 7
     facts = {"hardware": "a chip", "torch": "2", "git_commit": "c"}
     monkeypatch.setattr(results, "versions", lambda: facts)
     monkeypatch.setattr(results, "cpu_name", lambda: "a CPU")
