@@ -26,7 +26,7 @@ from training.settings import read_config
 from training.terminal import MEASURES
 from weights import export
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text(encoding="utf-8")
 BLOCKS = [
     block
@@ -144,7 +144,7 @@ def test_the_readme_and_its_first_screen_are_short():
 
 def test_the_readme_links_every_page_and_names_every_room():
     for page in PAGES[1:]:
-        assert f"docs/{page.name}" in README, page.name
+        assert page.relative_to(ROOT).as_posix() in README, page.name
     rooms = [f"{path.parent.name}/" for path in ROOT.glob("*/__init__.py")]
     assert len(rooms) == 8
     for name in [path.name for path in ROOT.glob("*.py")] + rooms:
@@ -154,7 +154,7 @@ def test_the_readme_links_every_page_and_names_every_room():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        forge = target.startswith(("http", "../../actions/"))  # the second: the badge
+        forge = target.startswith(("http", "../../actions/", "../../deployments/"))
         assert forge or (page.parent / target).exists(), target
 
 

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,19 @@ def test_few_files_stand_at_the_root_and_in_results():
     files = [name for name in listed.splitlines() if not name.startswith(".")]
     assert len([name for name in files if "/" not in name]) <= 13
     assert len([name for name in files if name.startswith("bench/results/")]) <= 300
+
+
+def test_actions_are_pinned_by_their_commits():
+    """A tag of another repository may be moved."""
+    texts = [path.read_text(encoding="utf-8") for path in ROOT.glob(".github/workflows/*.yml")]
+    used = re.findall(r"uses: (.+)", "".join(texts))
+    assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", line) for line in used)
+
+
+def test_the_changes_begin_with_the_version_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    changes = (ROOT / "docs/CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^## (\S+?),? ", changes, re.MULTILINE)[1] == project["version"]
 
 
 # What a reader must hold: the files that the entries of the core reach, each with those before it,
