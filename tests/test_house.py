@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common import early
 from common.files import ROOT
 
 # Lower rooms first: a file imports from its own room or from a lower one. Rooms of one level do
@@ -95,7 +96,8 @@ def test_the_readable_models_import_only_torch():
         assert packages <= {"torch", "math", "dataclasses"}, name
 
 
-def test_no_circle_of_imports():
+def imports_at_the_top():
+    """{module of ours: the names of the modules that it imports when it is imported}."""
     graph = {}
     for path in FILES:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -107,7 +109,11 @@ def test_no_circle_of_imports():
             if isinstance(node, ast.ImportFrom):
                 names = [node.module, *(f"{node.module}.{name}" for name in names)]
             graph[module] |= set(names)
+    return graph
 
+
+def test_no_circle_of_imports():
+    graph = imports_at_the_top()
     done = set()
 
     def visit(module, above):
@@ -119,6 +125,28 @@ def test_no_circle_of_imports():
 
     for module in graph:
         visit(module, [])
+
+
+def test_a_script_names_the_packages_of_the_ablation_before_it_imports_them():
+    """Where they are missing, it ends with one line that says what to install."""
+    graph = imports_at_the_top()
+
+    def reached(module, known):
+        for other in graph[module] - known:
+            known.add(other)
+            if other in graph:
+                reached(other, known)
+        return {name.split(".")[0] for name in known}
+
+    scripts = 0
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if '__main__"' in text and reached(module, set()) & {*early.ABLATE}:
+            scripts += 1
+            assert path.name not in ("train.py", "sample.py", "prepare.py")
+            assert "early.need(*early.ABLATE)" in text, path
+    assert scripts > 5
 
 
 def test_every_room_and_file_says_what_it_is_for():
