@@ -135,6 +135,8 @@ def test_the_lists_of_packages_agree():
     for name, version in pins + more:
         assert version == locked[name.lower().replace("_", "-")], name
         assert version in allowed[name], name
+    workflow = (ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8")
+    assert f"markdown-it-py=={locked['markdown-it-py']}" in workflow
 
 
 def test_the_readme_and_its_first_screen_are_short():
