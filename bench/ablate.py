@@ -22,6 +22,7 @@ from common.commands import runnable
 from common.errors import printable, run, tell
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.need(*early.ABLATE)
     early.start(
         "bench/ablate.py",
         "bench/ablation/settings.py",

@@ -13,7 +13,7 @@ if not __package__:
 from common import early
 
 if __name__ == "__main__":
-    early.need("pandas")
+    early.need(*early.ABLATE)
 
 import runpy
 from pathlib import Path

@@ -6,7 +6,7 @@ if not __package__:
 from common import early
 
 if __name__ == "__main__":
-    early.need("pandas")
+    early.need(*early.ABLATE)
 
 from bench.ablation.report import main
 from common.errors import run

@@ -11,6 +11,7 @@ from common.errors import UserError, end_at_once, fail, starting
 
 FORMER = ("RENAMED", "MOVED")  # tables of keys that are answered later, by what to use instead
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt"
+ABLATE = ("pandas", "rich", "scipy")  # what bench/ and some commands of extras/ need besides
 
 
 def start(script, *sources):

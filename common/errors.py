@@ -13,7 +13,12 @@ import sys
 # Nothing else is imported here: until `end_at_once` is called, Ctrl-C prints a traceback.
 
 # What to install for a module whose package has another name, a partner, or one right version.
-PACKAGES = {"faiss": "faiss-cpu", "starlette": "starlette uvicorn", "ray": "ray==2.60.0"}
+PACKAGES = {
+    "faiss": "faiss-cpu",
+    "ray": "ray==2.60.0",
+    "starlette": "starlette uvicorn",
+    "uvicorn": "starlette uvicorn",
+}
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 # Control characters, those that reverse the text that follows, and halves of a character.
 OBEYED = "[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"

@@ -20,6 +20,7 @@ from typing import Literal
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.need(*early.ABLATE)
     early.start(
         "extras.cluster",
         "extras/cluster.py",

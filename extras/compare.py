@@ -19,6 +19,7 @@ from pathlib import Path
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.need(*early.ABLATE)
     early.start("extras.compare", "extras/compare.py")
 
 import matplotlib

@@ -13,6 +13,7 @@ from fractions import Fraction
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.need(*early.ABLATE)
     early.start("extras.gallery", "extras/gallery.py")
 
 import matplotlib

@@ -45,10 +45,10 @@ def interleaved(t, heads):
     return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
-def write(path, config, tensors, tokenizer, kind="F32"):
-    """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
-    our tokenizer. kind: F32, F16 or Q8_0, the format of the matrices. Raises UserError for a part
-    that llama.cpp's model does not have."""
+def write(path, config, tensors, tokenizer, card="", kind="F32"):
+    """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, our
+    tokenizer, and the text of a model card. kind: F32, F16 or Q8_0, the format of the matrices.
+    Raises UserError for a part that llama.cpp's model does not have."""
     import gguf
 
     name = config["model_type"]
@@ -59,6 +59,7 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     writer = gguf.GGUFWriter(path, name)
     write_sizes(writer, config)
     file_type = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
+    writer.add_description(card)
     writer.add_file_type(gguf.LlamaFileType[file_type])
     write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
     write_weights(gguf, writer, config, tensors, gguf.GGMLQuantizationType[kind])

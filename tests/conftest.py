@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -54,6 +55,21 @@ def whole_end(short_end, monkeypatch):
     curves, write_sample = short_end
     monkeypatch.setattr(run_folder, "curves", curves)
     monkeypatch.setattr(sample, "write_sample", write_sample)
+
+
+@pytest.fixture
+def browser():
+    """A Chromium without a window, where there is one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("there is no chromium here")
+    with playwright.sync_playwright() as started:
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=path, args=root)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

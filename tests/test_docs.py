@@ -26,7 +26,7 @@ from training.settings import read_config
 from training.terminal import MEASURES
 from weights import export
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text(encoding="utf-8")
 BLOCKS = [
     block
@@ -115,10 +115,14 @@ def test_the_first_two_commands_do_all_the_set_up():
     ]
 
 
+PIN = r"^([\w-]+)==(\S+)"
+
+
 def test_the_lists_of_packages_agree():
     """requirements.txt and uv.lock have the same versions, which pyproject.toml allows."""
     texts = [(ROOT / name).read_text() for name in ("requirements.txt", "requirements-dev.txt")]
-    pins, more = (re.findall(r"^([\w-]+)==(\S+)", text, re.MULTILINE) for text in texts)
+    pins, more = (re.findall(PIN, text, re.MULTILINE) for text in texts)
+    core = re.findall(PIN, texts[0].split("\n\n")[0], re.MULTILINE)
     locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]
     locked = {package["name"]: package["version"] for package in locked}
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -126,11 +130,13 @@ def test_the_lists_of_packages_agree():
     needed = [Requirement(word) for word in table["project"]["dependencies"]]
     others = [Requirement(word) for group in extras for words in group.values() for word in words]
 
-    assert {name for name, _ in pins} == {one.name for one in needed}
+    assert {name for name, _ in core} == {one.name for one in needed}
     allowed = {one.name: one.specifier for one in needed + others}
     for name, version in pins + more:
         assert version == locked[name.lower().replace("_", "-")], name
         assert version in allowed[name], name
+    workflow = (ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8")
+    assert f"markdown-it-py=={locked['markdown-it-py']}" in workflow
 
 
 def test_the_readme_and_its_first_screen_are_short():
@@ -144,7 +150,7 @@ def test_the_readme_and_its_first_screen_are_short():
 
 def test_the_readme_links_every_page_and_names_every_room():
     for page in PAGES[1:]:
-        assert f"docs/{page.name}" in README, page.name
+        assert page.relative_to(ROOT).as_posix() in README, page.name
     rooms = [f"{path.parent.name}/" for path in ROOT.glob("*/__init__.py")]
     assert len(rooms) == 8
     for name in [path.name for path in ROOT.glob("*.py")] + rooms:
@@ -154,7 +160,7 @@ def test_the_readme_links_every_page_and_names_every_room():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        forge = target.startswith(("http", "../../actions/"))  # the second: the badge
+        forge = target.startswith(("http", "../../actions/", "../../deployments/"))
         assert forge or (page.parent / target).exists(), target
 
 

@@ -4,10 +4,12 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from common import early
 from common.files import ROOT
 
 # Lower rooms first: a file imports from its own room or from a lower one. Rooms of one level do
@@ -94,7 +96,8 @@ def test_the_readable_models_import_only_torch():
         assert packages <= {"torch", "math", "dataclasses"}, name
 
 
-def test_no_circle_of_imports():
+def imports_at_the_top():
+    """{module of ours: the names of the modules that it imports when it is imported}."""
     graph = {}
     for path in FILES:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -106,7 +109,11 @@ def test_no_circle_of_imports():
             if isinstance(node, ast.ImportFrom):
                 names = [node.module, *(f"{node.module}.{name}" for name in names)]
             graph[module] |= set(names)
+    return graph
 
+
+def test_no_circle_of_imports():
+    graph = imports_at_the_top()
     done = set()
 
     def visit(module, above):
@@ -118,6 +125,28 @@ def test_no_circle_of_imports():
 
     for module in graph:
         visit(module, [])
+
+
+def test_a_script_names_the_packages_of_the_ablation_before_it_imports_them():
+    """Where they are missing, it ends with one line that says what to install."""
+    graph = imports_at_the_top()
+
+    def reached(module, known):
+        for other in graph[module] - known:
+            known.add(other)
+            if other in graph:
+                reached(other, known)
+        return {name.split(".")[0] for name in known}
+
+    scripts = 0
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if '__main__"' in text and reached(module, set()) & {*early.ABLATE}:
+            scripts += 1
+            assert path.name not in ("train.py", "sample.py", "prepare.py")
+            assert "early.need(*early.ABLATE)" in text, path
+    assert scripts > 5
 
 
 def test_every_room_and_file_says_what_it_is_for():
@@ -164,6 +193,19 @@ def test_few_files_stand_at_the_root_and_in_results():
     files = [name for name in listed.splitlines() if not name.startswith(".")]
     assert len([name for name in files if "/" not in name]) <= 13
     assert len([name for name in files if name.startswith("bench/results/")]) <= 300
+
+
+def test_actions_are_pinned_by_their_commits():
+    """A tag of another repository may be moved."""
+    texts = [path.read_text(encoding="utf-8") for path in ROOT.glob(".github/workflows/*.yml")]
+    used = re.findall(r"uses: (.+)", "".join(texts))
+    assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", line) for line in used)
+
+
+def test_the_changes_begin_with_the_version_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    changes = (ROOT / "docs/CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^## (\S+?),? ", changes, re.MULTILINE)[1] == project["version"]
 
 
 # What a reader must hold: the files that the entries of the core reach, each with those before it,

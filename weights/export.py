@@ -26,6 +26,7 @@ from common.configurator import PathName, build, load
 from common.errors import Failure, UserError, one_line, printable, run
 from common.files import leftovers, partial, remedy, remove, share, sync
 from parts.architectures import ARCH, without_effect
+from weights.card import model_card
 from weights.checkpoint import open_run
 from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS, usual_sizes
 from weights.hf import DEFAULTS, expert_names, rows, understand
@@ -175,8 +176,8 @@ class ExportConfig:
     checkpoint: str = "latest"  # latest, best, or a step
 
 
-def write_folder(folder, config, tensors, tokenizer):
-    """Write a folder that AutoModelForCausalLM and AutoTokenizer open."""
+def write_folder(folder, config, tensors, tokenizer, card=""):
+    """Write a folder that AutoModelForCausalLM and AutoTokenizer open. card: its README.md."""
     block_size = FAMILIES[config["model_type"]].keys["block_size"].name
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -202,6 +203,7 @@ def write_folder(folder, config, tensors, tokenizer):
     for name, content in contents.items():
         text = json.dumps(content, indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text, "utf-8")
+    (folder / "README.md").write_text(card, "utf-8")
     tensors = {name: t.float() if t.dtype == torch.float64 else t for name, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
@@ -231,7 +233,7 @@ def write_atomically(dest, write, *content):
 
 def export_run(out_dir, checkpoint, dest, write=write_folder, kinds=tuple(FAMILIES)):
     """Export the model of a run, as one of the families `kinds`, with a function
-    write(path, their config.json, their tensors, our tokenizer)."""
+    write(path, their config.json, their tensors, our tokenizer, a model card)."""
     dest = Path(os.path.expanduser(dest))
     if os.path.lexists(dest):
         raise UserError("it exists already", f"dest={dest}", "choose another --dest")
@@ -240,9 +242,10 @@ def export_run(out_dir, checkpoint, dest, write=write_folder, kinds=tuple(FAMILI
 
     model, tokenizer, trained, state = open_run(out_dir, checkpoint)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
-    write_atomically(dest, write, theirs, tensors, tokenizer)
     name = theirs["architectures"][0]
     count = sum(tensor.numel() for tensor in tensors.values())
+    card = model_card(dest.name, name, count, trained, state)
+    write_atomically(dest, write, theirs, tensors, tokenizer, card)
     about = f"the model after {state['step']} steps, as {name}, {count:,} parameters"
     print(printable(f"{dest}: {about}"))
 

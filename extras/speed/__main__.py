@@ -17,6 +17,7 @@ bench/results/speed.jsonl, and writes the page.
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
+    early.need(*early.ABLATE)
     early.start(
         "extras.speed",
         "extras/speed/train.py",

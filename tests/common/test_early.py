@@ -47,7 +47,7 @@ def test_the_names_of_the_keys_are_read_from_the_source(sources, classes, former
 
 def test_a_missing_torch_is_one_line_that_names_the_interpreter():
     """-S: without the folder of packages."""
-    for script in ("train.py", "prepare.py"):
+    for script in ("train.py", "prepare.py", "bench/report.py"):
         words = [sys.executable, "-S", script, "shakespeare_char"]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1

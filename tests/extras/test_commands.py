@@ -21,7 +21,8 @@ from common.configurator import build, load
 from common.files import ROOT
 from training.settings import read_config
 
-PAGES = [ROOT / "README.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "bench/README.md"]
+PAGES += [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "CHANGELOG"]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 COMMANDS = sorted(
     {

@@ -29,7 +29,7 @@ OTHER = r" ?[^(\s|[.,!?…])]+"  # a pattern that GGUF has no name for
 def write(path, made, tokenizer, kind="F32"):
     word = "gpt2" if type(made).__name__ == "GPT" else "llama"
     config, tensors = to_hf(word, vars(made.config), made.state_dict(), gguf.FAMILIES)
-    gguf.write(path, config, tensors, tokenizer, kind)
+    gguf.write(path, config, tensors, tokenizer, kind=kind)
 
 
 def read(path):

@@ -13,11 +13,13 @@ from helpers.families import ours
 from prepare import prepare
 from sample import generate
 from weights import export
+from weights.card import model_card
 from weights.checkpoint import open_run
 from weights.export import main
 from weights.hf import load_pretrained
 
 transformers = pytest.importorskip("transformers")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 RUNS = {
     "gpt2": ["--model=gpt2", "--dataset=chars"],
@@ -116,3 +118,27 @@ def test_a_dest_that_appears_meanwhile_stays(tmp_path):
     with pytest.raises(Failure, match="it exists already"):
         export.write_atomically(tmp_path / "model", write)
     assert (tmp_path / "model").read_text() == "not ours" and len([*tmp_path.iterdir()]) == 1
+
+
+# ---------------------------------------------------------------- the model card
+
+
+def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path):
+    """It is read by Hugging Face's own library, which refuses a card without its first block."""
+    main([f"--out_dir={runs / 'gpt2'}", f"--dest={tmp_path / 'hf'}"])
+    card = huggingface_hub.ModelCard.load(tmp_path / "hf/README.md")
+    _, _, trained, state = open_run(runs / "gpt2")
+    assert card.data.license == "unknown" and card.data.base_model is None
+    for words in ("GPT2LMHeadModel", "chars", "scratch", f"{state['best_val_loss']:.4f}", "icence"):
+        assert words in card.text, words
+
+    for start, base in {
+        "gpt2": "openai-community/gpt2",
+        "owner/name": "owner/name",
+        str(tmp_path): None,
+        "resume": None,
+    }.items():
+        state["best_val_loss"] = None
+        text = model_card("x", "GPT2LMHeadModel", 1, trained | {"init_from": start}, state)
+        assert huggingface_hub.ModelCard(text).data.base_model == base
+        assert "scratch" not in text and str(tmp_path.parent) not in text

@@ -1,0 +1,82 @@
+"""The model card of an exported run: what its checkpoint knows of base, data, loss and licence."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+from common.errors import printable
+from weights.hf import HUB
+
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [nanoparts]
+license: unknown
+{base_model}---
+
+# {name}
+
+{architecture}, {parameters:,} parameters, trained and written by nanoparts.
+
+| | |
+|---|---|
+| base | {base} |
+| data | {dataset}, {vocab_size:,} different tokens; fingerprint {fingerprint} |
+| training | {step:,} of {max_iters:,} steps, {optimizer}, learning rate {learning_rate:g} |
+| loss | {loss} |
+
+**Licence.** The checkpoint does not know it. The terms of the text, and of the weights that the run
+began with, may hold for these weights too: before you publish them, put a licence in place of
+`unknown` above.
+"""
+
+BEGINNINGS = {  # init_from
+    "scratch": "none: trained from scratch",
+    "resume": "not known, since the run was resumed",
+}
+
+
+def model_card(name, architecture, parameters, trained, state):
+    """The text of README.md for an exported folder. name: of the folder. architecture: the class in
+    transformers. parameters: their number. trained: the configuration of the run. state: of its
+    checkpoint."""
+    start = trained["init_from"]
+    repo = hub_name(start)
+    return CARD.format(
+        name=printable(name),
+        architecture=architecture,
+        parameters=parameters,
+        base_model=f"base_model: {json.dumps(repo)}\n" if repo else "",
+        base=BEGINNINGS.get(start) or repo or printable(Path(start).name),
+        dataset=printable(trained["dataset"]),
+        vocab_size=trained["vocab_size"],
+        fingerprint=state["data"],
+        step=state["step"],
+        max_iters=trained["max_iters"],
+        optimizer=trained["optimizer"],
+        learning_rate=trained["learning_rate"],
+        loss=lowest_loss(state),
+    )
+
+
+def hub_name(start):
+    """The name on the hub of the weights that a run began with; None for others."""
+    if start in HUB:
+        return HUB[start]
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", start) and not os.path.exists(start):
+        return start
+    return None
+
+
+def lowest_loss(state):
+    """The lowest validation loss of a run and its step, as a text."""
+    loss = state["best_val_loss"]
+    if loss is None:
+        return "not evaluated"
+    bits = state.get("best_bits_per_byte")
+    of_bytes = f", {bits:.4f} bits per byte" if bits is not None else ""
+    return (
+        f"{loss:.4f} nats{of_bytes}: the lowest on validation data, at step {state['best_step']:,}"
+    )
