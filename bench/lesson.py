@@ -47,17 +47,16 @@ def helps(rows):
 
 
 def table(worths):
-    """What each change is worth in either base: the median and the ends."""
+    """In how many settings each change helps either base, and its worth there."""
     lines = [
-        "\n| change | in GPT-2, helps in | worth | in LLaMA, helps in | worth |",
-        "|---|---|---|---|---|",
+        "\n| change | in GPT-2, helps in: worth | in LLaMA, helps in: worth |",
+        "|---|---|---|",
     ]
     for change, part in CHANGES.items():
         cells = [change]
         for base in ("gpt2", "llama"):
             rows = worths[(worths.part == part) & (worths.base == base)]
-            middle = f"{rows.worth.median():.2f}, from " if len(rows) > 2 else ""
-            cells += [helps(rows), middle + span(rows)] if len(rows) else ["", ""]
+            cells.append(f"{helps(rows)}: {span(rows)}" if len(rows) else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
