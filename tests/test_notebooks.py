@@ -13,14 +13,9 @@ import torch
 from common.files import ROOT
 
 PICTURES = {"tour": 6, "gpt2_to_llama": 7}
-PRINTED = {
-    "tour": [
-        "attention: Attention -> Attention",
-        "python train.py --model=llama",
-        "best validation loss",
-        "nats per character",
-    ],
-    "gpt2_to_llama": ["largest difference of a logit: 0.0", "+ RoPE", "more seeds"],
+PRINTED = {  # among others
+    "tour": "attention: Attention -> Attention|best validation loss|nats per character",
+    "gpt2_to_llama": "largest difference of a logit: 0.0|+ RoPE|negative difference is better",
 }
 
 
@@ -118,17 +113,13 @@ def test_it_runs_from_its_own_folder(name, tmp_path, monkeypatch):
     for cell in notebook.cells:
         cell.source = cell.source.replace("steps = 300", "steps = 10")
     before = sorted(os.listdir(ROOT))
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=600,
-        kernel_name="python3",
-        resources={"metadata": {"path": ROOT / "docs"}},
-    )
+    place = {"metadata": {"path": ROOT / "docs"}}
+    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place)
     client.execute()
 
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     pictures = pictures_of(notebook.cells)
     assert len(pictures) == PICTURES[name] and all(len(picture) > 5000 for picture in pictures)
-    assert all(words in printed for words in PRINTED[name])
+    assert all(words in printed for words in PRINTED[name].split("|"))
     assert sorted(os.listdir(ROOT)) == before

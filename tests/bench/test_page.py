@@ -5,7 +5,6 @@ import re
 import runpy
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from bench.ablation import comparisons, figures, page, page_tables, report, worth
@@ -125,15 +124,6 @@ def test_a_log_worth_has_the_error_of_its_interval(made):
     worth = page.Estimate("A", made.settings[0], diverged, False).log_worth()
     assert (worth["censored"], worth["log_worth"]) == (-1, np.log(0.25))
     assert page.Estimate("A", made.settings[0], {**found.arm, **lost}, False).log_worth() is None
-
-
-def test_the_table_of_worths_has_each_part_in_each_setting(made, out):
-    table = pd.read_csv(out / "worths.csv")
-    assert len(table) == sum(len(part.estimates) for part in made.parts)
-    rope = table[table.part == "RoPE"]
-    bars = [found.bar() for found in made.parts[0].estimates]
-    assert rope[["worth", "low", "high"]].to_numpy() == pytest.approx(np.array(bars), rel=1e-4)
-    assert list(rope.base) == ["llama"] * 4 + ["gpt2"] and not rope.beyond.any()
 
 
 def test_fewer_than_four_settings_predict_nothing(made):
