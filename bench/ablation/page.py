@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 import matplotlib
 import numpy as np
 
-from bench.ablation import effects, figures, page_figures, page_tables, predictions, report, tables
+from bench.ablation import (
+    effects,
+    figures,
+    page_figures,
+    page_tables,
+    page_worths,
+    predictions,
+    report,
+    tables,
+)
 from bench.ablation.caveats import replicate_differs
 from bench.ablation.comparisons import TEST
 from bench.ablation.worth import TOKENS_OF_A_MARGIN, Z
@@ -402,6 +411,8 @@ def write(config, folders, out):
             write_file(out / f"{key}.png", figures.saved(figure, "png", dpi=150))
     reports = [os.path.relpath(report.write_report(s), out) for s in sections]
     values = values_of(page, pictures, reports)
+    worths_csv = page_worths.table(page).to_csv(index=False, float_format="%.5g")
+    write_file(out / "worths.csv", worths_csv)
     for name in ("index.html", "index.md"):
         write_file(out / name, report.render(f"{name}.j2", **values))
     return out / "index.html"

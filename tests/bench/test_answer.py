@@ -24,7 +24,7 @@ def test_the_page_follows_from_the_rows(tmp_path, monkeypatch):
     copy = tmp_path / "answer"
     shutil.copytree(answer.ANSWER, copy, ignore=shutil.ignore_patterns("runs"))
     answer.main([str(copy)])
-    for name in ("index.html", "index.md"):
+    for name in ("index.html", "index.md", "worths.csv"):
         assert (copy / name).read_text() == (answer.ANSWER / name).read_text(), name
     example = (ROOT / "docs/reading_a_report.md").read_text(encoding="utf-8").splitlines()[7:9]
     assert all(row in (copy / "gpt2/report.md").read_text() for row in example)
