@@ -37,11 +37,11 @@ class Position(Part):
         return x
 
     def angles(self, pos, D=None):
-        """The argument `angles` of `rotate`, for heads D wide (None: as wide as attention's)."""
+        """The argument `angles` of `turn`, for heads D wide (None: as wide as attention's)."""
 
-    def rotate(self, q, k, angles):
-        """q (B, H, T, D) and k (B, K, T, D), in every layer."""
-        return q, k
+    def turn(self, x, angles):
+        """Queries or keys x (B, heads, T, D), in every layer."""
+        return x
 
     def bias(self, q, qpos, kpos):
         """The numbers to add to the scores, (B or 1, H, T, S), or None."""
@@ -107,9 +107,6 @@ class Rope(Position):
             cos = cos * temperature
             sin = sin * temperature
         return cos, sin
-
-    def rotate(self, q, k, angles):
-        return self.turn(q, angles), self.turn(k, angles)
 
     def turn(self, x, angles):
         width = 2 * angles[0].size(-1)

@@ -1,16 +1,20 @@
 """Attention, its keys, T5's bias, latent and differential attention against independent modules in
 float64; and windows in blocks."""
 
+import functools
 import itertools
 import math
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as recompute
 
 from helpers.variants import close, config, randomised, tokens
+from parts import costs
 from parts.cache import KVCache
 from parts.mla import LatentAttention
+from parts.part import short_convs
 from parts.position import Where
 from parts.variant import Variant
 from sampling.fast import quantize
@@ -254,7 +258,37 @@ def test_which_layers_a_key_acts_in():
     hybrid = "gated_delta,attention"
     assert [mixer.conv.width for mixer in mixers(mixer=hybrid, conv=2)] == [2, 2]
     state, attention = mixers(mixer=hybrid)
-    assert state.conv.width == 4 and attention.conv is None
+    assert state.conv.width == 4 and not short_convs(attention)
+
+    def read(**arm):
+        return [getattr(mixer, "kv_layer", None) for mixer in mixers(kv_shared_by=2, **arm)]
+
+    assert read(n_layer=5) == [0, 0, 2, 2, 4]
+    assert read(n_layer=6, mixer="mamba2,attention") == [None, 1, None, 1, None, 5]
+    mlps = [
+        block.mlp
+        for block in Variant(config("llama", dict(mixer=hybrid, conv_sites="mlp_output"))).blocks
+    ]
+    assert all(short_convs(mlp) for mlp in mlps)
+
+
+def test_shared_keys_and_values_are_held_once():
+    held = [costs.kv_bytes(config("llama", arm), 64) for arm in ({}, dict(kv_shared_by=2))]
+    assert held[0] == 2 * held[1]
+
+
+def test_a_block_that_is_computed_again_reads_the_keys_of_its_own_group():
+    """As activation checkpointing does in the backward pass, the last layer first."""
+    gradients = []
+    for again in (False, True):
+        model = randomised(config("llama", dict(kv_shared_by=2, n_layer=4))).train()
+        for block in model.blocks if again else ():
+            block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
+        x = tokens(model.config)
+        model(x, x)[1].backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
 
 
 # ---------------------------------------------------------------- masks and caches
