@@ -168,7 +168,7 @@ class Attention(Mixer):
         if self.makes_kv:
             kv = self.keys_and_values(x, where, cache)
         else:
-            kv = where.shared["keys and values", self.kv_layer]
+            kv = where.shared.by_name["keys and values", self.kv_layer]
         fast = None if cache is not None else fast_attention.choose(self, q, where.scheme)
         if fast is not None:
             return self.output(x, fast(self, q, kv.k, kv.v, where), kv.own)
@@ -201,7 +201,7 @@ class Attention(Mixer):
             k, past_and_own, mask = cache.update(k, v)
             kv = KeysAndValues(k, past_and_own, own=v, pos=cache.kpos, mask=mask)
         if self.config.kv_shared_by:
-            where.shared["keys and values", self.kv_layer] = kv
+            where.shared.by_name["keys and values", self.kv_layer] = kv
         return kv
 
     def in_heads(self, x, norm=None):

@@ -299,6 +299,13 @@ class Llama3Scaling(Scaling):
 # ---------------------------------------------------------------- for the parts of a forward pass
 
 
+class Shared:  # not a plain dict, because fsdp gives each block copies of the dicts it reads
+    """What layers leave for the later layers of one forward pass."""
+
+    def __init__(self):
+        self.by_name = {}
+
+
 class Where(NamedTuple):
     """What every layer may read beside its input x: the tokens of a forward pass, their positions,
     and what earlier layers left."""
@@ -307,6 +314,6 @@ class Where(NamedTuple):
     pos: torch.Tensor  # (B or 1, T)
     angles: tuple | None
     idx: torch.Tensor  # (B, T) the tokens' ids
-    shared: dict  # left by a layer for the later layers of this forward pass
+    shared: Shared
     routings: object = None  # moe.Routings, to which each layer with experts adds its own
     first: torch.Tensor | None = None  # (B, T, C) the residual stream below the first block

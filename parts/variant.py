@@ -20,7 +20,7 @@ from common.configurator import (
 )
 from parts import moe
 from parts.part import STD, Linear, head_width, layer_mixers, refuse, reset
-from parts.position import Where
+from parts.position import Shared, Where
 from parts.slots import (
     ATTN_EXTRA,
     BLOCK,
@@ -293,7 +293,7 @@ class Variant(nn.Module):
             pos=pos,
             angles=self.wpe.angles(pos),
             idx=idx,
-            shared={},
+            shared=Shared(),
             routings=routings,
             first=x,
         )

@@ -57,8 +57,8 @@ def attention(mixer, x, where):
         v = in_heads(mixer, with_conv(mixer.conv_v, mixer.wv(x)))
         for extra, b, i in itertools.product(extras, range(x.size(0)), range(x.size(1))):
             v[b, :, i] = extra.value(mixer, v[b, :, i], x[b, i], where, b, i)
-        where.shared["naive"] = k, v
-    k, v = where.shared["naive"]
+        where.shared.by_name["naive"] = k, v
+    k, v = where.shared.by_name["naive"]
     y = torch.zeros_like(q)  # (B, H, T, D)
     for b, h, i in itertools.product(*map(range, q.shape[:3])):
         shared = h * mixer.n_kv_head // mixer.n_head  # the key and value head of this query head
@@ -98,7 +98,7 @@ def adding(
 def value_residual(mixer, v, x, where, b, i):
     if not hasattr(mixer, "share"):
         return v
-    return v + mixer.share * (where.shared["values"][b, :, i] - v)
+    return v + mixer.share * (where.shared.by_name["values"][b, :, i] - v)
 
 
 def value_embed(mixer, v, x, where, b, i):

@@ -15,7 +15,7 @@ from parts import costs
 from parts.cache import KVCache
 from parts.mla import LatentAttention
 from parts.part import short_convs
-from parts.position import Where
+from parts.position import Shared, Where
 from parts.variant import Variant
 from sampling.fast import quantize
 
@@ -35,7 +35,7 @@ def outputs(model, theirs, monkeypatch, window=0, angles_twice=True):
     """What the mixer of layer 1 and `theirs` make of the same 9 tokens."""
     mixer, pos = model.blocks[1].attn, torch.arange(9)[None]
     x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    ours = mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, {}))
+    ours = mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, Shared()))
 
     angles = [part[:, 0].double() for part in model.wpe.angles(pos, getattr(mixer, "turned", None))]
     if angles_twice:  # for the second half of a head, too
@@ -115,7 +115,7 @@ def value_residual(monkeypatch, detail):
     detail(mixers[1])
 
     x = torch.randn(2, 2, 9, 16, dtype=torch.float64)
-    where = Where(model.wpe, torch.arange(9)[None], None, None, {})
+    where = Where(model.wpe, torch.arange(9)[None], None, None, Shared())
     ours = [mixer(x[i], where) for i, mixer in enumerate(mixers)]
     first, inside = layers[0](x[0], return_intermediates=True)
     second = layers[1](x[1], value_residual=inside.values)
@@ -277,18 +277,33 @@ def test_shared_keys_and_values_are_held_once():
     assert held[0] == 2 * held[1]
 
 
-def test_a_block_that_is_computed_again_reads_the_keys_of_its_own_group():
-    """As activation checkpointing does in the backward pass, the last layer first."""
+def copied(x):
+    """x as fsdp gives it to each block: with copies of dictionaries and tuples."""
+    if isinstance(x, dict):
+        return {key: copied(value) for key, value in x.items()}
+    return type(x)(*map(copied, x)) if isinstance(x, Where) else x
+
+
+def test_shared_keys_reach_each_block():
+    """Also where a block is computed again in the backward pass, as by activation checkpointing,
+    the last block first; and from copies, as with fsdp."""
+
+    def again(forward):
+        return functools.partial(recompute, forward, use_reentrant=False)
+
+    def from_copies(forward):
+        return lambda *args: forward(*map(copied, args))
+
     gradients = []
-    for again in (False, True):
+    for change in (lambda forward: forward, again, from_copies):
         model = randomised(config("llama", dict(kv_shared_by=2, n_layer=4))).train()
-        for block in model.blocks if again else ():
-            block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
+        for block in model.blocks:
+            block.forward = change(block.forward)
         x = tokens(model.config)
         model(x, x)[1].backward()
         gradients.append([p.grad for p in model.parameters()])
-    for a, b in zip(*gradients, strict=True):
-        assert torch.equal(a, b)
+    for plain, *others in zip(*gradients, strict=True):
+        assert all(torch.equal(plain, other) for other in others)
 
 
 # ---------------------------------------------------------------- masks and caches

@@ -10,7 +10,7 @@ from mixer_references import with_conv
 
 from helpers.variants import arm_of, close, config, name, randomised, tokens
 from parts.architectures import CORNERS
-from parts.position import Where
+from parts.position import Shared, Where
 from parts.slots import MLP, ROPE_SCALING, SLOTS
 from parts.variant import Variant
 
@@ -66,7 +66,7 @@ def check_mixer(word, arm=None):
     formula = formulas.reference("mixer", word)
     model = randomised(config("llama", arm or arm_of("mixer", word)))
     pos, idx = torch.arange(6)[None], tokens(model.config, T=6)
-    where = Where(model.wpe, pos, model.wpe.angles(pos), idx, {})
+    where = Where(model.wpe, pos, model.wpe.angles(pos), idx, Shared())
     for block in model.blocks:  # what the first layer leaves, the second one uses
         mixer, x = block.attn, torch.randn(2, 6, 16, dtype=torch.float64)
         assert close(mixer(x, where), formula(mixer, x, where), 1e-5)
