@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from common.configurator import NonNegativeInt, PathName, build, load
 from common.files import write
+from parts.part import ShortConv
 from sample import check_context, choose_device, is_run, open_weights
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_prompts
@@ -42,7 +43,8 @@ class MapConfig:
 def has_map(attn):
     """Whether a mixer's output is a mean of the values that its matrix wv makes."""
     changed = ("sinks", "share", "value_table", "gate")
-    plain = hasattr(attn, "n_head") and not getattr(attn, "normed", False)
+    plain = hasattr(attn, "n_head") and hasattr(attn, "wv") and not getattr(attn, "normed", False)
+    plain = plain and not isinstance(getattr(attn, "conv_v", None), ShortConv)
     plain = plain and "xsa" not in getattr(attn, "extras", ())
     return plain and all(getattr(attn, name, None) is None for name in changed)
 

@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = head_dim o
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -13,10 +14,28 @@ from torch.nn import functional as F
 
 from parts import fast_attention
 from parts.attn_extra import Extra, check_parameters
-from parts.cache import LayerCache, Ring, visible
+from parts.cache import LayerCache, Ring, State, visible
 from parts.norm import BareRMSNorm, RMSNorm
-from parts.part import Mixer, head_width, linear, refuse, weight_dropout
-from parts.recurrence import ShortConv
+from parts.part import (
+    Mixer,
+    conv_at,
+    head_width,
+    kv_layer,
+    layer_mixers,
+    linear,
+    refuse,
+    weight_dropout,
+)
+
+
+class KeysAndValues(NamedTuple):
+    """What attention reads. A layer may read what an earlier one has made."""
+
+    k: torch.Tensor  # (B, K, S, D), turned
+    v: torch.Tensor  # (B, K, S, D)
+    own: torch.Tensor  # (B, K, T, D) the values of the tokens themselves
+    pos: torch.Tensor  # (B or 1, S) the positions of the keys
+    mask: torch.Tensor | None  # (B or 1, 1, T, S), or None for a plain causal one
 
 
 class Attention(Mixer):
@@ -31,7 +50,10 @@ class Attention(Mixer):
     nope_every: every so many layers the positions do not enter (Yang et al. 2025,
     arXiv:2501.18795).
     conv: x becomes x + conv(x) before all of this, a causal convolution over so many tokens in each
-    channel, without bias or activation (Canon-A of Allen-Zhu 2025, arXiv:2512.17351).
+    channel, without bias or activation (Canon-A of Allen-Zhu 2025, arXiv:2512.17351); conv_sites
+    puts it elsewhere: on q, k and v as they are made, before norms and positions, or on the output.
+    kv_shared_by: of so many layers of attention in a row, the first makes k and v, and all read
+    them (cross-layer attention, Brandon et al. 2024, arXiv:2405.12981).
     """
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
@@ -45,9 +67,11 @@ class Attention(Mixer):
         "qk_norm",
         "attn_softcap",
         "conv",
+        "conv_sites",
         "nope_every",
         "attn_extra",
         "attn_dropout",
+        "kv_shared_by",
     )
     paired = False  # whether two heads work together, as in mixer=differential
 
@@ -59,6 +83,27 @@ class Attention(Mixer):
             cls.paired and (H % 2 or K % 2),
             f"mixer={config.mixer} pairs the heads, and n_head={H} or n_kv_head={K} is odd: make "
             "both even",
+        )
+        if config.kv_shared_by:
+            cls.check_shared(config)
+
+    @staticmethod
+    def check_shared(config):
+        """Refuse what differs between layers that read the same keys and values."""
+        for key in ("full_every", "nope_every"):
+            refuse(
+                getattr(config, key),
+                f"{key} makes layers differ, and kv_shared_by gives them the same keys: choose one",
+            )
+        for word in ("value_residual", "value_embed"):
+            refuse(
+                word in config.attn_extra.split(","),
+                f"attn_extra={word} gives each layer values of its own, and kv_shared_by does not: "
+                "choose one",
+            )
+        refuse(
+            layer_mixers(config).count("attention") < 2,
+            "kv_shared_by has no effect with one layer of attention: remove it, or add layers",
         )
 
     def __init__(self, config, layer):
@@ -78,14 +123,24 @@ class Attention(Mixer):
         self.softcap = config.attn_softcap
         self.turns = not config.nope_every or (layer + 1) % config.nope_every != 0
 
-        self.conv = ShortConv(C, config.conv, bias=False) if config.conv else None
+        self.kv_layer = kv_layer(config, layer)
+        self.makes_kv = self.kv_layer == layer
+
+        self.conv = conv_at("input", C, config)
         self.wq = linear(C, D * H, config, qkv=True)
-        self.wk = linear(C, D * K, config, qkv=True)
-        self.wv = linear(C, D * K, config, qkv=True)
+        self.conv_q = conv_at("queries", D * H, config)
+        if self.makes_kv:
+            self.wk = linear(C, D * K, config, qkv=True)
+            self.wv = linear(C, D * K, config, qkv=True)
+            self.conv_k = conv_at("keys", D * K, config)
+            self.conv_v = conv_at("values", D * K, config)
         self.wo = linear(D * H, C, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
+        self.conv_out = conv_at("output", C, config)
         self.attn_dropout = weight_dropout(config)
         self.qk_norm = config.qk_norm
+        self.q_norm = None
+        self.k_norm = None
         if self.qk_norm != "none":
             norm = BareRMSNorm if config.norm == "rmsnorm_bare" else RMSNorm
             per_head = self.qk_norm == "head"
@@ -108,47 +163,56 @@ class Attention(Mixer):
             extra.reset(self)
 
     def forward(self, x, where, cache=None):
-        T = x.size(1)
-        if self.conv is not None:
-            x = x + self.conv(x, cache)
-        q, k, v = self.heads(x)
-        for extra in self.extras.values():
-            v = extra.values(self, x, v, where)
-        own = v  # before the past joins: (B, K, T, D)
-        if self.turns:
-            q, k = where.scheme.rotate(q, k, where.angles)
+        x = self.conv(x, cache)
+        q = self.queries(x, where, cache)
+        if self.makes_kv:
+            kv = self.keys_and_values(x, where, cache)
+        else:
+            kv = where.shared.by_name["keys and values", self.kv_layer]
         fast = None if cache is not None else fast_attention.choose(self, q, where.scheme)
         if fast is not None:
-            return self.output(x, fast(self, q, k, v, where), own)
+            return self.output(x, fast(self, q, kv.k, kv.v, where), kv.own)
 
-        kpos = where.pos
-        mask = None
-        if cache is not None:
-            k, v, mask = cache.update(k, v)  # past ones too: (B, K, S, D)
-            kpos = cache.kpos
-        elif 0 < self.window < T:
-            mask = visible(where.pos, kpos, self.window)
+        mask = kv.mask
+        if cache is None and 0 < self.window < x.size(1):
+            mask = visible(where.pos, kv.pos, self.window)
         if self.group:
-            mask = visible(where.pos, kpos, group=self.group)
-        bias = where.scheme.bias(q, where.pos, kpos)  # (B or 1, H, T, S) or None
-        return self.output(x, self.attend(q, k, v, where.pos, kpos, mask, bias), own)
+            mask = visible(where.pos, kv.pos, group=self.group)
+        bias = where.scheme.bias(q, where.pos, kv.pos)  # (B or 1, H, T, S) or None
+        y = self.attend(q, kv.k, kv.v, where.pos, kv.pos, mask, bias)
+        return self.output(x, y, kv.own, cache)
 
-    def heads(self, x):
-        """q (B, H, T, D), k and v (B, K, T, D) of x (B, T, C)."""
+    def queries(self, x, where, cache):
+        """q (B, H, T, D) of x (B, T, C)."""
+        q = self.in_heads(self.conv_q(self.wq(x), cache), self.q_norm)
+        return where.scheme.turn(q, where.angles) if self.turns else q
+
+    def keys_and_values(self, x, where, cache):
+        """Those of x (B, T, C), after the past ones; left for later layers that read them."""
+        k = self.in_heads(self.conv_k(self.wk(x), cache), self.k_norm)
+        v = self.in_heads(self.conv_v(self.wv(x), cache))
+        for extra in self.extras.values():
+            v = extra.values(self, x, v, where)
+        if self.turns:
+            k = where.scheme.turn(k, where.angles)
+
+        kv = KeysAndValues(k, v, own=v, pos=where.pos, mask=None)
+        if cache is not None:
+            k, past_and_own, mask = cache.update(k, v)
+            kv = KeysAndValues(k, past_and_own, own=v, pos=cache.kpos, mask=mask)
+        if self.config.kv_shared_by:
+            where.shared.by_name["keys and values", self.kv_layer] = kv
+        return kv
+
+    def in_heads(self, x, norm=None):
+        """x (B, T, heads D) -> (B, heads, T, D), normed as qk_norm says if there is a norm."""
         B, T, _ = x.size()
-        q = self.wq(x)
-        k = self.wk(x)
-        v = self.wv(x)
-        if self.qk_norm == "full":
-            q = self.q_norm(q)
-            k = self.k_norm(k)
-        q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
-        k = k.view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
-        v = v.view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
-        if self.qk_norm == "head":
-            q = self.q_norm(q)
-            k = self.k_norm(k)
-        return q, k, v
+        if norm is not None and self.qk_norm == "full":
+            x = norm(x)
+        x = x.view(B, T, -1, self.head_dim).transpose(1, 2)
+        if norm is not None and self.qk_norm == "head":
+            x = norm(x)
+        return x
 
     def attend(self, q, k, v, qpos, kpos, mask, bias):
         """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D)."""
@@ -179,25 +243,28 @@ class Attention(Mixer):
         weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
         return F.dropout(weights, p) @ v
 
-    def output(self, x, y, own):
+    def output(self, x, y, own, cache=None):
         """What the block adds, (B, T, C), from the heads' outputs y (B, H, T, D), their input x
         (B, T, C) and the tokens' own values (B, K, T, D)."""
         B, T, _ = x.size()
         for extra in self.extras.values():
             y = extra.output(self, x, y, own)
-        return self.dropout(self.wo(y.transpose(1, 2).reshape(B, T, -1)))  # heads side by side
+        y = self.wo(y.transpose(1, 2).reshape(B, T, -1))  # heads side by side
+        return self.conv_out(self.dropout(y), cache)
 
     def new_state(self, cache):
+        if not self.makes_kv:
+            return State(cache)
         return Ring(cache, self.window) if self.window else LayerCache(cache)
 
     def held(self, T):
-        keys_and_values = 2 * self.n_kv_head * self.head_dim * min(T, self.window or T)
-        return keys_and_values + (self.conv.held() if self.conv else 0)
+        if not self.makes_kv:
+            return 0
+        return 2 * self.n_kv_head * self.head_dim * min(T, self.window or T)
 
     def flops(self, T):
         """2 T H D for the scores and as much for the sum of values, whether or not a query sees all
         T: torch's counter has masked scores too, of which a good kernel skips most (a causal one
         does about half of these)."""
         flops = 4 * T * self.n_head * self.head_dim
-        flops += sum(extra.flops(self, T) for extra in self.extras.values())
-        return flops + (self.conv.flops(T) if self.conv else 0)
+        return flops + sum(extra.flops(self, T) for extra in self.extras.values())

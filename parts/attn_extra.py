@@ -104,9 +104,9 @@ class ValueResidual(Extra):
 
     def values(self, attention, x, v, where):
         if self.first:
-            where.shared.setdefault("values", v)
+            where.shared.by_name.setdefault("values", v)
             return v
-        return (1 - attention.share) * v + attention.share * where.shared["values"]
+        return (1 - attention.share) * v + attention.share * where.shared.by_name["values"]
 
 
 class ValueEmbed(Extra):

@@ -172,7 +172,7 @@ class Pre(Block):
         h, x = self.residual.read(x, 0, where)
         x = self.residual.add(x, self.attn(self.norm1(h), where, cache))
         h, x = self.residual.read(x, 1, where)
-        return self.residual.add(x, self.mlp(self.norm2(h), where))
+        return self.residual.add(x, self.mlp(self.norm2(h), where, cache))
 
 
 class Post(Block):
@@ -185,7 +185,7 @@ class Post(Block):
         h, x = self.residual.read(x, 0, where)
         x = self.norm1(self.residual.add(x, self.attn(h, where, cache)))
         h, x = self.residual.read(x, 1, where)
-        return self.norm2(self.residual.add(x, self.mlp(h, where)))
+        return self.norm2(self.residual.add(x, self.mlp(h, where, cache)))
 
 
 class Output(Block):
@@ -197,7 +197,7 @@ class Output(Block):
         h, x = self.residual.read(x, 0, where)
         x = self.residual.add(x, self.norm1(self.attn(h, where, cache)))
         h, x = self.residual.read(x, 1, where)
-        return self.residual.add(x, self.norm2(self.mlp(h, where)))
+        return self.residual.add(x, self.norm2(self.mlp(h, where, cache)))
 
 
 class Sandwich(Block):
@@ -219,7 +219,7 @@ class Sandwich(Block):
         h, x = self.residual.read(x, 0, where)
         x = self.residual.add(x, self.norm1_out(self.attn(self.norm1(h), where, cache)))
         h, x = self.residual.read(x, 1, where)
-        return self.residual.add(x, self.norm2_out(self.mlp(self.norm2(h), where)))
+        return self.residual.add(x, self.norm2_out(self.mlp(self.norm2(h), where, cache)))
 
 
 class Parallel(Block):
@@ -238,7 +238,7 @@ class Parallel(Block):
     def forward(self, x, where, cache=None):
         h, x = self.residual.read(x, 0, where)
         h = self.norm1(h)
-        return self.residual.add(x, self.attn(h, where, cache), self.mlp(h, where))
+        return self.residual.add(x, self.attn(h, where, cache), self.mlp(h, where, cache))
 
 
 class Parallel2(Block):
@@ -250,4 +250,4 @@ class Parallel2(Block):
     def forward(self, x, where, cache=None):
         h, x = self.residual.read(x, 0, where)
         y = self.attn(self.norm1(h), where, cache)
-        return self.residual.add(x, y, self.mlp(self.norm2(h), where))
+        return self.residual.add(x, y, self.mlp(self.norm2(h), where, cache))

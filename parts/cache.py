@@ -46,13 +46,13 @@ class State:
     """The memory of one layer. A mixer chooses the class; its forward pass calls `update`.
 
     `update` takes the tensors of the tokens last announced: a prompt, a chunk of one, or one token.
-    tensors() are the tensors it holds, beside the last inputs of a short convolution.
     """
 
     def __init__(self, cache):
         self.cache = cache
-        self.past = 0  # inputs that the convolution sees before each token
-        self.inputs = None  # (B, past + n, channels), n of them for tokens that may be forgotten
+        self.past = 0  # inputs that a short convolution sees before each token
+        # {name: (B, past + n, channels)}, n of them for tokens that may be forgotten
+        self.inputs = {}
 
     def without_padding(self, x):
         """x (B, T, C) of the tokens last announced, with zeros where a token is padding."""
@@ -60,29 +60,35 @@ class State:
             return x
         return x * (self.cache.kpos[:, -x.size(1) :, None] >= 0)
 
-    def with_past(self, x, past):
-        """x (B, T, channels) of the tokens last announced, after the `past` inputs before them,
-        which are zeros before the first token: (B, past + T, channels)."""
-        if self.inputs is None:
+    def with_past(self, x, past, name):
+        """x (B, T, channels) of the tokens last announced, after the `past` inputs before them of
+        the convolution `name`, zeros before the first token: (B, past + T, channels)."""
+        if name not in self.inputs:
             self.past = past
-            self.inputs = x.new_zeros(x.size(0), past, x.size(2))
-        longer = torch.cat((self.inputs, x), 1)
+            self.inputs[name] = x.new_zeros(x.size(0), past, x.size(2))
+        longer = torch.cat((self.inputs[name], x), 1)
         kept = min(past + self.cache.spare, longer.size(1))
-        self.inputs = longer[:, longer.size(1) - kept :].clone()
+        self.inputs[name] = longer[:, longer.size(1) - kept :].clone()
         return longer[:, longer.size(1) - x.size(1) - past :]
 
     def earliest(self):
         """The smallest number of tokens it can be rewound to."""
-        return 0 if self.inputs is None else self.cache.length - self.inputs.size(1) + self.past
+        lengths = [inputs.size(1) for inputs in self.inputs.values()]  # all the same
+        return self.cache.length - lengths[0] + self.past if lengths else 0
 
     def rewind(self, length):
         """Forget the tokens after the first `length`, which is not below `earliest`."""
-        if self.inputs is not None and length < self.cache.length:
-            self.inputs = self.inputs[:, : length - self.cache.length]
+        if length < self.cache.length:
+            for name, inputs in self.inputs.items():
+                self.inputs[name] = inputs[:, : length - self.cache.length]
+
+    def tensors(self):
+        """The tensors it holds, beside the last inputs of short convolutions."""
+        return ()
 
     def size(self):
         """Bytes held."""
-        held = (*self.tensors(), self.inputs)
+        held = [*self.tensors(), *self.inputs.values()]
         return sum(t.numel() * t.element_size() for t in held if t is not None)
 
 

@@ -30,8 +30,8 @@ from torch.overrides import TorchFunctionMode
 from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
 from parts.architectures import ARCH, CORNERS, configure, readers
-from parts.part import Linear
-from parts.slots import MIXER, MLP, POSITION, SLOTS
+from parts.part import Linear, short_convs
+from parts.slots import CONV_SITES, MIXER, MLP, POSITION, SLOTS
 from parts.variant import Variant, VariantConfig
 
 WIDTH = 100  # columns of the catalogue
@@ -105,6 +105,7 @@ def flops_per_token(c, T):
     model = without_numbers(c)
     matrices = [module.weight for module in model.modules() if isinstance(module, Linear)]
     flops = 2 * sum(matrix.numel() for matrix in matrices)
+    flops += sum(conv.flops(T) for conv in short_convs(model))
     for block in model.blocks:
         flops += block.attn.flops(T) + block.mlp.flops(T) + block.residual.flops(T)
         if "scores" in block.attn.acted_on:
@@ -119,7 +120,9 @@ def training_flops_per_token(c, T):
 
 def kv_bytes(c, T, bytes=4):
     """Bytes of keys and values, or of other states, after T tokens of one sequence."""
-    return bytes * sum(block.attn.held(T) for block in without_numbers(c).blocks)
+    model = without_numbers(c)
+    held = sum(conv.held(T) for conv in short_convs(model))
+    return bytes * (held + sum(block.attn.held(T) for block in model.blocks))
 
 
 def kv_bytes_per_token(c, bytes=4):
@@ -164,6 +167,7 @@ def match(c, base, what="params"):
 
 # The papers of words that have no class.
 PAPERS = {
+    "conv_sites": CONV_SITES,
     "qk_norm": {"head": "Qwen 3, arXiv:2505.09388", "full": "OLMo 2, arXiv:2501.00656"},
     "moe_balance": {"loss": "Switch, arXiv:2101.03961", "bias": "DeepSeek, arXiv:2408.15664"},
 }

@@ -13,7 +13,9 @@ import torch.nn as nn
 from parts.attention import Attention
 from parts.norm import RMSNorm
 
-WITHOUT = dict(conv=None, nope_every=0, attn_extra="none")  # keys of Attention it does not read
+WITHOUT = dict(  # keys of Attention it does not read
+    conv=None, conv_sites="none", nope_every=0, attn_extra="none", kv_shared_by=0
+)
 
 
 class Differential(Attention):

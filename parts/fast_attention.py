@@ -123,8 +123,8 @@ def flex(attention, q, k, v, where):
         return s + scheme.slopes[h] * (j - i) if isinstance(scheme, Alibi) else s
 
     T = q.size(2)
-    if (window, group) not in where.shared:
+    if (window, group) not in where.shared.by_name:
         blocks = create_block_mask(seen, None, None, T, T, device=q.device)
-        where.shared[window, group] = blocks
-    blocks = where.shared[window, group]
+        where.shared.by_name[window, group] = blocks
+    blocks = where.shared.by_name[window, group]
     return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True)

@@ -77,7 +77,8 @@ class LatentAttention(Mixer):
         q, q_turned = q.split((self.width, self.turned), -1)
         latent, shared_key = self.wd(x)[:, None].split((self.rank, self.turned), -1)
         angles = where.scheme.angles(where.pos, self.turned)
-        q_turned, shared_key = where.scheme.rotate(q_turned, shared_key, angles)
+        q_turned = where.scheme.turn(q_turned, angles)
+        shared_key = where.scheme.turn(shared_key, angles)
         past = torch.cat((self.latent_norm(latent), shared_key), -1)
         return torch.cat((q, q_turned), -1), past
 

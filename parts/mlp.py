@@ -7,14 +7,30 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.part import Part, linear
+from parts.part import Part, conv_at, linear, refuse
 
 
 def relu2(x):
     return F.relu(x).square()
 
 
-class PlainMLP(Part):
+class FeedForward(Part):
+    """The map that a word writes in `transform`, between the convolutions at its input and output
+    that conv_sites may ask for."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.conv_in = conv_at("mlp_input", config.n_embd, config)
+        self.conv_out = conv_at("mlp_output", config.n_embd, config)
+
+    def forward(self, x, where=None, cache=None):
+        """x (B, T, C) -> (B, T, C). where: a position.Where. cache: the state of this layer, or
+        None."""
+        x = self.conv_in(x, cache)
+        return self.conv_out(self.transform(x, where, cache), cache)
+
+
+class PlainMLP(FeedForward):
     """down(act(up(x))), mlp_width or 4C wide."""
 
     act = None  # the activation
@@ -29,14 +45,15 @@ class PlainMLP(Part):
         return config.mlp_width or 4 * config.n_embd
 
     def __init__(self, config):
-        super().__init__()
+        super().__init__(config)
         width = self.width_of(config)
         self.up = linear(config.n_embd, width, config)
+        self.conv_up = conv_at("mlp_inner", width, config)
         self.down = linear(width, config.n_embd, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, where=None):
-        x = self.act(self.up(x))  # (B, T, width)
+    def transform(self, x, where, cache):
+        x = self.act(self.conv_up(self.up(x), cache))  # (B, T, width)
         return self.dropout(self.down(x))
 
 
@@ -54,15 +71,19 @@ class GatedMLP(PlainMLP):
         return config.multiple_of * math.ceil(width / config.multiple_of)
 
     def __init__(self, config):
-        Part.__init__(self)
+        FeedForward.__init__(self, config)
         width = self.width_of(config)
         self.gate = linear(config.n_embd, width, config)
         self.up = linear(config.n_embd, width, config)
+        self.conv_gate = conv_at("mlp_inner", width, config, name="gate")
+        self.conv_up = conv_at("mlp_inner", width, config)
         self.down = linear(width, config.n_embd, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, where=None):
-        x = self.act(self.gate(x)) * self.up(x)  # (B, T, width)
+    def transform(self, x, where, cache):
+        gate = self.conv_gate(self.gate(x), cache)  # (B, T, width)
+        up = self.conv_up(self.up(x), cache)  # (B, T, width)
+        x = self.act(gate) * up
         return self.dropout(self.down(x))
 
 
@@ -79,11 +100,19 @@ class NoMLP(Part):
     paper = "Mamba, Gu & Dao 2023, arXiv:2312.00752"
 
     @classmethod
+    def check(cls, config):
+        refuse(
+            "mlp_" in config.conv_sites,
+            f"conv_sites={config.conv_sites} names a site of the MLP, which mlp=none leaves out: "
+            "remove it",
+        )
+
+    @classmethod
     def width_of(cls, config):
         return 0
 
     def __init__(self, config):
         super().__init__()
 
-    def forward(self, x, where=None):
+    def forward(self, x, where=None, cache=None):
         return torch.zeros_like(x)

@@ -12,8 +12,8 @@ import torch.nn as nn
 from torch._compile import _disable_dynamo
 from torch.nn import functional as F
 
-from parts.mlp import GatedMLP, SwiGLU
-from parts.part import STD, Linear, Part, refuse
+from parts.mlp import FeedForward, GatedMLP, SwiGLU
+from parts.part import STD, Linear, refuse
 
 LOSS_SHARE = 0.01  # of each layer's balance loss in the training loss (Switch, arXiv:2101.03961)
 BIAS_STEP = 0.001  # by which a balance bias moves per optimizer step (arXiv:2408.15664)
@@ -35,7 +35,7 @@ class Routings:  # not a plain list, because fsdp gives each block copies of the
         self.of_layers = []  # bottom first; a second forward pass of a block is not read
 
 
-class MoE(Part):
+class MoE(FeedForward):
     """Σ g_i E_i(x) over the k experts with the largest scores, + E_s(x), a shared expert.
 
     Each expert is a SwiGLU MLP; bias=all gives it and the router biases. There is no capacity
@@ -77,9 +77,14 @@ class MoE(Part):
         refuse(k > E, f"top_k={k} is above n_experts={E}")
         refuse(k == 1 < E, "with top_k=1 a router learns nothing: choose top_k=2 or more")
         refuse(config.low_rank, f"low_rank has no effect with mlp={config.mlp}: remove it")
+        refuse(
+            "mlp_inner" in config.conv_sites.split(","),
+            f"mlp_inner of conv_sites is within a dense MLP, which mlp={config.mlp} is not: choose "
+            "mlp_input or mlp_output",
+        )
 
     def __init__(self, config):
-        super().__init__()
+        super().__init__(config)
         C = config.n_embd
         E = config.n_experts
         width = self.width_of(config)
@@ -104,6 +109,7 @@ class MoE(Part):
             dense = copy.copy(config)
             dense.mlp_width = config.shared_experts * width
             dense.dropout = 0.0
+            dense.conv_sites = "none"
             self.shared = SwiGLU(dense)
         if config.shared_gate:
             self.shared_gate = Linear(C, 1, bias=False)
@@ -121,7 +127,7 @@ class MoE(Part):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def forward(self, x, where=None):
+    def transform(self, x, where, cache):
         tokens = x.flatten(0, 1)  # (N, C)
         scores = self.scores(tokens)  # (N, E)
         chosen, shares = self.choose(scores)  # (N, k) each

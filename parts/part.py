@@ -1,11 +1,14 @@
-"""The interface every part implements, and the linear maps that parts are made of.
+"""The interface every part implements, and the linear maps and short convolutions that parts are
+made of.
 
 Shapes: B batch, T tokens, C = n_embd. Costs are counted per token, in numbers (not bytes).
 """
 
 import math
 
+import torch
 import torch.nn as nn
+from torch.nn import functional as F
 
 from parts.cache import State
 
@@ -20,10 +23,10 @@ class Part(nn.Module):
     - muon: the names of its own parameters that Muon may take, beside its linear maps
     - check(config): refuses a configuration that it cannot be made with
     - reset(): gives its own parameters their initial values; its linear maps set theirs
-    - flops(T), unused(): its costs beside its linear maps
+    - flops(T), held(T), unused(): its costs beside its linear maps and short convolutions
 
     What the parts of one slot must have beside this stands in the first class of their file: Norm,
-    Position, Block, Plain (the slot residual), PlainMLP, Extra, and Mixer below.
+    Position, Block, Plain (the slot residual), FeedForward, Extra, and Mixer below.
     """
 
     paper = ""
@@ -36,7 +39,13 @@ class Part(nn.Module):
         MLPs."""
 
     def flops(self, T):
-        """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""
+        """FLOPs per token in a context of T, as torch counts them, beside the linear maps and short
+        convolutions."""
+        return 0
+
+    def held(self, T):
+        """The count of numbers that the cache holds for it after T tokens of one sequence, beside
+        the inputs of its short convolutions."""
         return 0
 
     def unused(self):
@@ -50,7 +59,6 @@ class Mixer(Part):
 
     forward(x, where, cache=None): x (B, T, C) -> (B, T, C). where: a position.Where. cache: this
     layer's state of what was read before, or None.
-    held(T): the count of numbers in the state after T tokens of one sequence.
     """
 
     acted_on = ("embedding",)  # where a position scheme can reach it
@@ -72,6 +80,16 @@ def layer_mixers(config):
     """The mixer's word in each layer: mixer="attention,mamba2" repeats over the depth."""
     words = config.mixer.split(",")
     return [words[layer % len(words)] for layer in range(config.n_layer)]
+
+
+def kv_layer(config, layer):
+    """The layer that makes the keys and values which attention in this layer reads: itself, or the
+    first of kv_shared_by layers of attention."""
+    if not config.kv_shared_by:
+        return layer
+    layers = [i for i, word in enumerate(layer_mixers(config)) if word == "attention"]
+    place = layers.index(layer)
+    return layers[place - place % config.kv_shared_by]
 
 
 def head_width(config):
@@ -138,3 +156,72 @@ def reset(part):
                 "derive it from Part and give it a reset()"
             )
         module.reset()
+
+
+# ---------------------------------------------------------------- short convolutions
+
+
+class ShortConv(Part):
+    """sum_j weight_(width - 1 - j) x_(t - j) + bias, j = 0 to width - 1, in each channel.
+
+    name: of the last width - 1 inputs in the cache, different from those of the layer's others.
+    """
+
+    def __init__(self, channels, width, bias, name="state"):
+        super().__init__()
+        self.channels = channels
+        self.width = width
+        self.name = name
+        self.weight = nn.Parameter(torch.empty(channels, width))  # the last is of the newest token
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    def reset(self):  # as torch starts a convolution
+        for p in self.parameters():
+            nn.init.uniform_(p, -(self.width**-0.5), self.width**-0.5)
+
+    def forward(self, x, cache=None):
+        """x (B, T, channels), after the inputs before it that the cache holds."""
+        past = self.width - 1
+        if cache is None:
+            x = F.pad(x, (0, 0, past, 0))
+        else:
+            x = cache.with_past(cache.without_padding(x), past, self.name)
+        # As a picture one pixel high: conv1d would copy x, whose channels are innermost.
+        x = x.mT[:, :, None]  # (B, channels, 1, past + T)
+        y = F.conv2d(x, self.weight[:, None, None], self.bias, groups=self.channels)
+        return y[:, :, 0].mT
+
+    def flops(self, T):
+        return 2 * self.channels * self.width
+
+    def held(self, T):
+        return (self.width - 1) * self.channels
+
+
+class SiteConv(ShortConv):
+    """x + conv(x) at one site of conv_sites, without bias."""
+
+    def forward(self, x, cache=None):
+        return x + super().forward(x, cache)
+
+
+class NoConv(Part):
+    """x, at a site without a convolution."""
+
+    def forward(self, x, cache=None):
+        return x
+
+
+def conv_at(site, channels, config, name=None):
+    """The convolution at a site of attention or of the MLP. Where the configuration names no sites,
+    `conv` alone means attention's input. name: in the cache, where a site has two."""
+    if config.conv_sites == "none":
+        width = config.conv if site == "input" else None
+    else:
+        width = (config.conv or 4) if site in config.conv_sites.split(",") else None
+    return SiteConv(channels, width, False, name or site) if width else NoConv()
+
+
+def short_convs(model):
+    """All short convolutions of a model or part."""
+    return [module for module in model.modules() if isinstance(module, ShortConv)]

@@ -37,11 +37,11 @@ class Position(Part):
         return x
 
     def angles(self, pos, D=None):
-        """The argument `angles` of `rotate`, for heads D wide (None: as wide as attention's)."""
+        """The argument `angles` of `turn`, for heads D wide (None: as wide as attention's)."""
 
-    def rotate(self, q, k, angles):
-        """q (B, H, T, D) and k (B, K, T, D), in every layer."""
-        return q, k
+    def turn(self, x, angles):
+        """Queries or keys x (B, heads, T, D), in every layer."""
+        return x
 
     def bias(self, q, qpos, kpos):
         """The numbers to add to the scores, (B or 1, H, T, S), or None."""
@@ -107,9 +107,6 @@ class Rope(Position):
             cos = cos * temperature
             sin = sin * temperature
         return cos, sin
-
-    def rotate(self, q, k, angles):
-        return self.turn(q, angles), self.turn(k, angles)
 
     def turn(self, x, angles):
         width = 2 * angles[0].size(-1)
@@ -302,6 +299,13 @@ class Llama3Scaling(Scaling):
 # ---------------------------------------------------------------- for the parts of a forward pass
 
 
+class Shared:  # not a plain dict, because fsdp gives each block copies of the dicts it reads
+    """What layers leave for the later layers of one forward pass."""
+
+    def __init__(self):
+        self.by_name = {}
+
+
 class Where(NamedTuple):
     """What every layer may read beside its input x: the tokens of a forward pass, their positions,
     and what earlier layers left."""
@@ -310,6 +314,6 @@ class Where(NamedTuple):
     pos: torch.Tensor  # (B or 1, T)
     angles: tuple | None
     idx: torch.Tensor  # (B, T) the tokens' ids
-    shared: dict  # left by a layer for the later layers of this forward pass
+    shared: Shared
     routings: object = None  # moe.Routings, to which each layer with experts adds its own
     first: torch.Tensor | None = None  # (B, T, C) the residual stream below the first block

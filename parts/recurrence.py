@@ -1,5 +1,5 @@
-"""Shared by mixers with a state of fixed size: a short convolution, decays, chunks of tokens, and
-the choice between the two forms of a recurrence.
+"""Shared by mixers with a state of fixed size: a short convolution of q, k and v, decays, chunks of
+tokens, and the choice between the two forms of a recurrence.
 
 Shapes: B batch, T tokens, H = n_head, N = state_size, P = expand C / H, n chunks of c tokens.
 """
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from parts.cache import Recurrent
 from parts.norm import RMSNorm
-from parts.part import Linear, Mixer, Part, linear
+from parts.part import Linear, Mixer, Part, ShortConv, linear
 
 CHUNK = 64  # tokens that are read at once
 
@@ -102,37 +102,7 @@ class StateMixer(Mixer):
         return torch.stack(outputs, dim=1), torch.stack(states, dim=1)
 
     def held(self, T):
-        return math.prod(self.shape) + self.conv.held()
-
-
-class ShortConv(Part):
-    """sum_j weight_(width - 1 - j) x_(t - j) + bias, j = 0 to width - 1, in each channel."""
-
-    def __init__(self, channels, width, bias):
-        super().__init__()
-        self.channels = channels
-        self.width = width
-        self.weight = nn.Parameter(torch.empty(channels, width))  # the last is of the newest token
-        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-
-    def reset(self):  # as torch starts a convolution
-        for p in self.parameters():
-            nn.init.uniform_(p, -(self.width**-0.5), self.width**-0.5)
-
-    def forward(self, x, cache=None):
-        """x (B, T, channels), after the inputs before it that the cache holds."""
-        past = self.width - 1
-        if cache is None:
-            x = F.pad(x, (0, 0, past, 0))
-        else:
-            x = cache.with_past(cache.without_padding(x), past)
-        return F.conv1d(x.mT, self.weight[:, None], self.bias, groups=self.channels).mT
-
-    def flops(self, T):
-        return 2 * self.channels * self.width
-
-    def held(self):
-        return (self.width - 1) * self.channels
+        return math.prod(self.shape)
 
 
 class Decay(Part):

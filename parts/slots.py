@@ -87,6 +87,20 @@ ATTN_EXTRA = {  # of a head of attention; of several words, the upper one acts f
     "gate_element": attn_extra.GateElement,  # σ(x W) * y, one number per element
 }
 
+CANON = "Canon, Allen-Zhu 2025, arXiv:2512.17351"
+INKLING = "Inkling 2026, transformers #47347"
+CONV_SITES = {  # of conv_sites: where y becomes y + conv(y), and the source
+    "none": "",  # nowhere, or attention's input where `conv` is given
+    "input": CANON,  # y = x, of which attention makes q, k and v (Canon-A)
+    "queries": CANON,  # y = x W_q, before norms and rope; with keys and values Canon-B
+    "keys": INKLING,  # y = x W_k, before norms and rope
+    "values": INKLING,  # y = x W_v
+    "output": INKLING,  # y = what attention adds to the stream
+    "mlp_input": CANON,  # y = x, of which the MLP makes up and gate (Canon-C)
+    "mlp_inner": CANON,  # y = up(x), and y = gate(x), before the activation (Canon-D)
+    "mlp_output": INKLING,  # y = what the MLP adds to the stream
+}
+
 ROPE_SCALING = {  # of the frequencies f_n = theta^(-2n/D); s = rope_factor
     "none": position.Scaling,  # f_n
     "linear": position.LinearScaling,  # f_n / s

@@ -20,10 +20,11 @@ from common.configurator import (
 )
 from parts import moe
 from parts.part import STD, Linear, head_width, layer_mixers, refuse, reset
-from parts.position import Where
+from parts.position import Shared, Where
 from parts.slots import (
     ATTN_EXTRA,
     BLOCK,
+    CONV_SITES,
     MIXER,
     MLP,
     NORM,
@@ -83,18 +84,20 @@ class VariantConfig:
     streams: PositiveInt = 4  # of hyper: residual streams
     attn_extra: Words(ATTN_EXTRA, several=True) = "none"  # a,b: additions to each head of attention
     nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
+    kv_shared_by: NonNegativeInt = 0  # layers in a row with one set of keys and values; 0: none
     # rare: mixtures of experts
     n_experts: PositiveInt = 8  # of moe
     top_k: PositiveInt = 2  # of moe: experts that a token uses
     shared_experts: NonNegativeInt = 0  # of moe: one expert for all tokens, as wide as so many
     shared_gate: bool = False  # of moe: the shared expert times a number of the token's own
     moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
-    # rare: latent attention and states
+    # rare: latent attention, states, short convolutions
     latent_rank: PositiveInt | None = None  # of mla: width of the latent vector; None: n_embd / 4
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
     state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)
     expand: PositiveInt = 1  # of a state: the width of all values is so many times n_embd
-    conv: PositiveInt | None = None  # tokens a convolution sees; None: 4 in a state, else none
+    conv: PositiveInt | None = None  # tokens a convolution sees; None: 4 in a state, at conv_sites
+    conv_sites: Words(CONV_SITES, several=True) = "none"  # a,b: where; none: input, if conv is set
 
     def __post_init__(self):
         if self.bias is True:
@@ -168,13 +171,16 @@ class VariantConfig:
 
     def check_words(self):
         """Refuse words that contradict each other, or change nothing."""
-        extras = self.attn_extra.split(",")
-        two_gates = "gate_head" in extras and "gate_element" in extras
-        repeated = len(set(extras)) < len(extras)
+        for key in ("attn_extra", "conv_sites"):
+            words = getattr(self, key).split(",")
+            refuse(
+                len(set(words)) < len(words) or ("none" in words and len(words) > 1),
+                f"{key}={getattr(self, key)} contradicts or repeats itself: give each word once, "
+                "and none alone",
+            )
         refuse(
-            two_gates or repeated or ("none" in extras and len(extras) > 1),
-            f"attn_extra={self.attn_extra} contradicts or repeats itself: give each word once, "
-            "one gate at most, and none alone",
+            {"gate_head", "gate_element"} <= {*self.attn_extra.split(",")},
+            f"attn_extra={self.attn_extra} contradicts itself: give one gate at most",
         )
         refuse(
             self.window and self.block_local,
@@ -287,7 +293,7 @@ class Variant(nn.Module):
             pos=pos,
             angles=self.wpe.angles(pos),
             idx=idx,
-            shared={},
+            shared=Shared(),
             routings=routings,
             first=x,
         )

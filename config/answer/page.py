@@ -288,6 +288,31 @@ parts = {
         swap="the norm after each sublayer instead of before it",
         claims=[("cannot do without warm-up", None, "Xiong et al. 2020", ARXIV + "2002.04745")],
     ),
+    "Convolutions at four sites": dict(
+        swap="causal convolutions over four tokens on keys, values and the outputs of attention "
+        "and of the MLP",
+        claims=[
+            ("0.023 nats better, width 1,024", "better", "Marin #7585", MARIN + "7585"),
+            (
+                "0.05 and 0.03 nats better, widths 512 and 768",
+                "better",
+                "Marin #8387",
+                "https://github.com/marin-community/marin/pull/8387",
+            ),
+        ],
+    ),
+    "Shared keys and values": dict(
+        swap="every second layer reads the keys and values of the layer before",
+        claims=[
+            (
+                "nearly as accurate, half the cache",
+                "tie",
+                "Brandon et al. 2024",
+                ARXIV + "2405.12981",
+            ),
+            ("0.010 to 0.011 nats better", "better", "Marin #9290", MARIN + "9290"),
+        ],
+    ),
 }
 
 # The published worth of a part in training tokens, from the sources of its claims.

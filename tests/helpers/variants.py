@@ -38,6 +38,10 @@ NUMBERS = [
     dict(head_dim=2, mixer="differential", position="relative"),
     dict(conv=4),
     dict(conv=3, window=5),
+    dict(conv=3, conv_sites="queries,keys,values,output", n_kv_head=2, qk_norm="head"),
+    dict(conv_sites="input,mlp_input,mlp_inner,mlp_output", mixer="mamba2,attention"),
+    dict(kv_shared_by=2, position="rope"),
+    dict(kv_shared_by=2, window=5, attn_extra="xsa,sink", conv_sites="keys,output"),
     dict(streams=2, residual="hyper", block="post"),
     dict(residual="hyper", block="parallel"),
     dict(n_experts=1, top_k=1, mlp="moe", mlp_width=24),
@@ -74,7 +78,7 @@ ARMS = [
     arm_of(slot, word)
     for slot, words in SLOTS.items()
     for word in words
-    if (slot, word) != ("bias", "norm")
+    if (slot, word) != ("bias", "norm") and slot != "conv_sites"  # NUMBERS has several at once
 ] + NUMBERS
 
 

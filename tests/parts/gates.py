@@ -168,8 +168,8 @@ def rewinds(model):
 
 
 # Which parameters a key may add, drop or reshape.
-OF_ATTENTION = ("mixer", "head_dim", "qk_norm", "n_kv_head", "attn_extra", "conv")
-WHERE = dict.fromkeys(OF_ATTENTION, "attn")
+OF_ATTENTION = ("mixer", "head_dim", "qk_norm", "n_kv_head", "attn_extra", "kv_shared_by")
+WHERE = dict.fromkeys(OF_ATTENTION, "attn") | dict(conv="conv", conv_sites="conv")
 WHERE |= dict(mlp="mlp", mlp_width="mlp", ffn_dim_multiplier="mlp")
 WHERE |= dict(position="wpe", relative_clip="wpe", norm="norm", block="norm", embed_norm="norm_e")
 WHERE |= dict(tie_embeddings="lm_head", residual="residual", bias="", low_rank="")

@@ -10,7 +10,7 @@ import math
 from types import SimpleNamespace
 
 import torch
-from references import POSITION, rmsnorm
+from references import POSITION, rmsnorm, rmsnorm_bare
 
 # ---------------------------------------------------------------- mixer: of x (B, T, C) and `where`
 
@@ -30,15 +30,35 @@ def decayed(decay, a):
     return dt, (-decay.log_rate.exp() * dt).exp()
 
 
+def with_conv(conv, y):
+    """y + conv(y) where a site has a convolution, else y."""
+    return y + convolved(conv, y) if hasattr(conv, "weight") else y
+
+
+def in_heads(mixer, y, norm=None):
+    """Queries, keys or values y (B, T, heads D) as (B, heads, T, D), normed if there is a norm."""
+    scale = getattr(norm, "weight", 1)
+    if norm is not None and mixer.qk_norm == "full":
+        y = rmsnorm_bare(norm, y) * scale
+    heads = torch.stack(y.split(mixer.head_dim, -1), 1)
+    if norm is not None and mixer.qk_norm == "head":
+        heads = rmsnorm_bare(norm, heads) * scale
+    return heads
+
+
 def attention(mixer, x, where):
-    """One query, one head and one key at a time."""
-    if mixer.conv is not None:
-        x = x + convolved(mixer.conv, x)
-    q, k, v = mixer.heads(x)
-    v = v.clone()
+    """One query, one head and one key at a time. A layer that makes no keys and values reads those
+    of the last layer that has made some."""
+    x = with_conv(mixer.conv, x)
+    q = in_heads(mixer, with_conv(mixer.conv_q, mixer.wq(x)), mixer.q_norm)
     scheme, extras = POSITION[mixer.config.position], [ATTN_EXTRA[word] for word in mixer.extras]
-    for extra, b, i in itertools.product(extras, range(x.size(0)), range(x.size(1))):
-        v[b, :, i] = extra.value(mixer, v[b, :, i], x[b, i], where, b, i)
+    if hasattr(mixer, "wk"):
+        k = in_heads(mixer, with_conv(mixer.conv_k, mixer.wk(x)), mixer.k_norm)
+        v = in_heads(mixer, with_conv(mixer.conv_v, mixer.wv(x)))
+        for extra, b, i in itertools.product(extras, range(x.size(0)), range(x.size(1))):
+            v[b, :, i] = extra.value(mixer, v[b, :, i], x[b, i], where, b, i)
+        where.shared.by_name["naive"] = k, v
+    k, v = where.shared.by_name["naive"]
     y = torch.zeros_like(q)  # (B, H, T, D)
     for b, h, i in itertools.product(*map(range, q.shape[:3])):
         shared = h * mixer.n_kv_head // mixer.n_head  # the key and value head of this query head
@@ -58,7 +78,7 @@ def attention(mixer, x, where):
         y[b, h, i] = (weights[:, None] * seen).sum(0) / weight_sum
         for extra in extras:
             y[b, h, i] = extra.output(mixer, y[b, h, i], x[b, i], v[b, shared, i], h)
-    return mixer.wo(y.transpose(1, 2).flatten(2))
+    return with_conv(mixer.conv_out, mixer.wo(y.transpose(1, 2).flatten(2)))
 
 
 # ---------------------------------------------------------------- attn_extra
@@ -78,7 +98,7 @@ def adding(
 def value_residual(mixer, v, x, where, b, i):
     if not hasattr(mixer, "share"):
         return v
-    return v + mixer.share * (where.shared["values"][b, :, i] - v)
+    return v + mixer.share * (where.shared.by_name["values"][b, :, i] - v)
 
 
 def value_embed(mixer, v, x, where, b, i):
@@ -107,7 +127,9 @@ ATTN_EXTRA = {
 
 def differential(mixer, x, where):
     """One query, one pair of heads and one key at a time, without windows."""
-    q, k, v = mixer.heads(x)
+    q = in_heads(mixer, mixer.wq(x), mixer.q_norm)
+    k = in_heads(mixer, mixer.wk(x), mixer.k_norm)
+    v = in_heads(mixer, mixer.wv(x))
     scheme = POSITION[mixer.config.position]
     pairs, shared_by = mixer.n_head // 2, mixer.n_head // mixer.n_kv_head
     q1, k1, q2, k2 = mixer.vectors()

@@ -1,17 +1,21 @@
 """Attention, its keys, T5's bias, latent and differential attention against independent modules in
 float64; and windows in blocks."""
 
+import functools
 import itertools
 import math
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as recompute
 
 from helpers.variants import close, config, randomised, tokens
+from parts import costs
 from parts.cache import KVCache
 from parts.mla import LatentAttention
-from parts.position import Where
+from parts.part import short_convs
+from parts.position import Shared, Where
 from parts.variant import Variant
 from sampling.fast import quantize
 
@@ -31,7 +35,7 @@ def outputs(model, theirs, monkeypatch, window=0, angles_twice=True):
     """What the mixer of layer 1 and `theirs` make of the same 9 tokens."""
     mixer, pos = model.blocks[1].attn, torch.arange(9)[None]
     x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    ours = mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, {}))
+    ours = mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, Shared()))
 
     angles = [part[:, 0].double() for part in model.wpe.angles(pos, getattr(mixer, "turned", None))]
     if angles_twice:  # for the second half of a head, too
@@ -111,7 +115,7 @@ def value_residual(monkeypatch, detail):
     detail(mixers[1])
 
     x = torch.randn(2, 2, 9, 16, dtype=torch.float64)
-    where = Where(model.wpe, torch.arange(9)[None], None, None, {})
+    where = Where(model.wpe, torch.arange(9)[None], None, None, Shared())
     ours = [mixer(x[i], where) for i, mixer in enumerate(mixers)]
     first, inside = layers[0](x[0], return_intermediates=True)
     second = layers[1](x[1], value_residual=inside.values)
@@ -254,7 +258,52 @@ def test_which_layers_a_key_acts_in():
     hybrid = "gated_delta,attention"
     assert [mixer.conv.width for mixer in mixers(mixer=hybrid, conv=2)] == [2, 2]
     state, attention = mixers(mixer=hybrid)
-    assert state.conv.width == 4 and attention.conv is None
+    assert state.conv.width == 4 and not short_convs(attention)
+
+    def read(**arm):
+        return [getattr(mixer, "kv_layer", None) for mixer in mixers(kv_shared_by=2, **arm)]
+
+    assert read(n_layer=5) == [0, 0, 2, 2, 4]
+    assert read(n_layer=6, mixer="mamba2,attention") == [None, 1, None, 1, None, 5]
+    mlps = [
+        block.mlp
+        for block in Variant(config("llama", dict(mixer=hybrid, conv_sites="mlp_output"))).blocks
+    ]
+    assert all(short_convs(mlp) for mlp in mlps)
+
+
+def test_shared_keys_and_values_are_held_once():
+    held = [costs.kv_bytes(config("llama", arm), 64) for arm in ({}, dict(kv_shared_by=2))]
+    assert held[0] == 2 * held[1]
+
+
+def copied(x):
+    """x as fsdp gives it to each block: with copies of dictionaries and tuples."""
+    if isinstance(x, dict):
+        return {key: copied(value) for key, value in x.items()}
+    return type(x)(*map(copied, x)) if isinstance(x, Where) else x
+
+
+def test_shared_keys_reach_each_block():
+    """Also where a block is computed again in the backward pass, as by activation checkpointing,
+    the last block first; and from copies, as with fsdp."""
+
+    def again(forward):
+        return functools.partial(recompute, forward, use_reentrant=False)
+
+    def from_copies(forward):
+        return lambda *args: forward(*map(copied, args))
+
+    gradients = []
+    for change in (lambda forward: forward, again, from_copies):
+        model = randomised(config("llama", dict(kv_shared_by=2, n_layer=4))).train()
+        for block in model.blocks:
+            block.forward = change(block.forward)
+        x = tokens(model.config)
+        model(x, x)[1].backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for plain, *others in zip(*gradients, strict=True):
+        assert all(torch.equal(plain, other) for other in others)
 
 
 # ---------------------------------------------------------------- masks and caches

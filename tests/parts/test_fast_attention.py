@@ -62,6 +62,7 @@ BLOCKS = [
     dict(window=7, n_kv_head=2, attn_softcap=2.0, attn_extra="sink"),
     dict(block_local=4, n_kv_head=2, attn_extra="sink"),
     dict(window=5, conv=4, attn_extra="xsa,gate_head,value_residual"),
+    dict(window=5, kv_shared_by=2, attn_extra="xsa", conv_sites="output"),
     dict(mixer="differential", window=5, n_kv_head=2),
 ]
 

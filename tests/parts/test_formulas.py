@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import formulas
 import pytest
 import torch
+from mixer_references import with_conv
 
 from helpers.variants import arm_of, close, config, name, randomised, tokens
 from parts.architectures import CORNERS
-from parts.position import Where
+from parts.position import Shared, Where
 from parts.slots import MLP, ROPE_SCALING, SLOTS
 from parts.variant import Variant
 
@@ -25,7 +26,7 @@ def check_position(word):
         expected = [formula.embed(scheme, x[0, t], int(pos[0, t])) for t in range(9)]
         assert close(scheme.embed(x, pos)[0], torch.stack(expected), 1e-6)
 
-        turned_q, turned_k = scheme.rotate(q, k, scheme.angles(pos))
+        turned_q, turned_k = (scheme.turn(x, scheme.angles(pos)) for x in (q, k))
         scores = turned_q @ turned_k.transpose(2, 3) / D**0.5  # (1, H, T, T)
         bias = scheme.bias(q, pos, pos)
         scores = scores if bias is None else scores + bias
@@ -65,7 +66,7 @@ def check_mixer(word, arm=None):
     formula = formulas.reference("mixer", word)
     model = randomised(config("llama", arm or arm_of("mixer", word)))
     pos, idx = torch.arange(6)[None], tokens(model.config, T=6)
-    where = Where(model.wpe, pos, model.wpe.angles(pos), idx, {})
+    where = Where(model.wpe, pos, model.wpe.angles(pos), idx, Shared())
     for block in model.blocks:  # what the first layer leaves, the second one uses
         mixer, x = block.attn, torch.randn(2, 6, 16, dtype=torch.float64)
         assert close(mixer(x, where), formula(mixer, x, where), 1e-5)
@@ -127,6 +128,10 @@ MIXED = [
     dict(attn_extra="xsa,gate_element", n_kv_head=2, head_dim=6),
     dict(attn_extra="gate_head,sink", attn_softcap=1.5),
     dict(conv=4, attn_extra="gate_head", n_kv_head=2),
+    dict(conv_sites="queries,keys,values,output", n_kv_head=2, qk_norm="head", position="rope"),
+    dict(conv=3, conv_sites="input,keys", qk_norm="full", head_dim=6),
+    dict(kv_shared_by=2, n_kv_head=2, position="rope", attn_extra="xsa,sink", conv_sites="keys"),
+    dict(kv_shared_by=2, n_layer=5, window=3),
     dict(mixer="differential", n_kv_head=2, head_dim=6),
     dict(mixer="mla", position="none", rope_head_dim=4, latent_rank=7),
     dict(mixer="mla", head_dim=6),
@@ -137,6 +142,21 @@ MIXED = [
 @pytest.mark.parametrize("arm", MIXED, ids=name)
 def test_a_mixer_with_its_keys_is_its_formula(arm):
     check_mixer(arm.get("mixer", "attention"), arm)
+
+
+@torch.no_grad()
+def test_convolutions_of_an_mlp_are_their_formula():
+    x = torch.randn(2, 6, 16, dtype=torch.float64)
+    arm = dict(conv=3, conv_sites="mlp_input,mlp_inner,mlp_output")
+    gated = randomised(config("llama", arm | dict(mlp="swiglu"))).blocks[0].mlp
+    read = with_conv(gated.conv_in, x)
+    gate = with_conv(gated.conv_gate, gated.gate(read))
+    y = gated.down(gate / (1 + (-gate).exp()) * with_conv(gated.conv_up, gated.up(read)))
+    assert close(gated(x), with_conv(gated.conv_out, y), 1e-9)
+
+    plain = randomised(config("llama", arm | dict(mlp="relu"))).blocks[0].mlp
+    up = with_conv(plain.conv_up, plain.up(with_conv(plain.conv_in, x)))
+    assert close(plain(x), with_conv(plain.conv_out, plain.down(up.clamp(min=0))), 1e-9)
 
 
 def test_a_word_without_a_reference_is_named(monkeypatch):

@@ -18,11 +18,11 @@ def test_options_are_frozen():
         "position norm block mlp mixer mlp_width multiple_of ffn_dim_multiplier norm_eps "
         "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window "
         "full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm "
-        "residual streams attn_extra nope_every "
+        "residual streams attn_extra nope_every kv_shared_by "
         "n_experts top_k shared_experts shared_gate moe_balance latent_rank rope_head_dim "
-        "state_size expand conv"
+        "state_size expand conv conv_sites"
     )
-    assert len(keys(VariantConfig)) <= 48
+    assert len(keys(VariantConfig)) <= 50
     sizes = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "multiple_of"}
     tested = {key for arm in ARMS for key in arm} | sizes | {"dropout", "attn_dropout"}
     assert tested >= set(keys(VariantConfig)), "a new number needs an arm in NUMBERS"
@@ -45,6 +45,14 @@ def test_options_are_frozen():
         (dict(mixer="mla", bias="qkv"), "bias=qkv has no effect with mixer=mla"),
         (dict(attn_extra="sink,none"), "attn_extra=sink,none contradicts or repeats itself"),
         (dict(attn_extra="gate_head,gate_element"), "one gate at most"),
+        (dict(conv_sites="keys,keys"), "conv_sites=keys,keys contradicts or repeats itself"),
+        (dict(conv_sites="keys", mixer="mamba2", position="none"), "conv_sites has no effect with"),
+        (dict(conv_sites="mlp_inner", mlp="moe"), "mlp_inner .* mlp=moe"),
+        (dict(conv_sites="mlp_input", mlp="none", block="parallel"), "mlp=none leaves out"),
+        (dict(kv_shared_by=2, mixer="attention,mamba2"), "no effect with one layer of attention"),
+        (dict(kv_shared_by=2, mixer="mla"), "kv_shared_by has no effect with mixer=mla"),
+        (dict(kv_shared_by=2, attn_extra="sink,value_embed"), "attn_extra=value_embed"),
+        (dict(kv_shared_by=2, nope_every=2, position="rope"), "nope_every .* kv_shared_by"),
         (dict(mlp="moe", n_experts=2, top_k=3), "top_k=3 is above n_experts=2"),
         (dict(mlp="moe", top_k=1), "a router learns nothing.*choose top_k=2"),
         (dict(mlp="moe", low_rank=3), "low_rank has no effect with mlp=moe"),

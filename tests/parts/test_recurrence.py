@@ -105,7 +105,13 @@ def test_a_hybrid_repeats_over_the_depth_and_turns_its_attention():
 # ---------------------------------------------------------------- what it remembers
 
 # Layers that forget their past.
-SPARE = [arm("mamba2"), arm("gated_delta"), dict(conv=4), dict(window=5)]
+SPARE = [
+    arm("mamba2"),
+    arm("gated_delta"),
+    dict(conv=4),
+    dict(conv=3, conv_sites="keys,mlp_inner", kv_shared_by=2),
+    dict(window=5),
+]
 
 
 @pytest.mark.parametrize("change", SPARE, ids=name)

@@ -17,7 +17,10 @@ from weights.checkpoint import find
 @pytest.mark.parametrize(
     "keys, sampled",
     [
-        ("--mixer=gated_delta,attention --residual=hyper", "--top_k=5"),
+        (
+            "--mixer=gated_delta,attention --residual=hyper --conv_sites=keys,mlp_output",
+            "--top_k=5",
+        ),
         ("--mixer=mamba2 --position=none", "--temperature=0"),
         ("--mixer=mla,differential --mlp=moe --n_experts=4 --shared_experts=1", "--dtype=int8"),
     ],
@@ -57,6 +60,7 @@ ARMS = [
     dict(mixer="gated_delta", position="none"),
     dict(mixer="mamba2", position="none"),
     dict(conv=4),
+    dict(kv_shared_by=2, conv_sites="keys,values,output,mlp_inner"),
     dict(position="t5"),
     dict(residual="hyper", block="parallel"),
 ]
