@@ -222,7 +222,7 @@ class KVCache:
     def __init__(self, pad=None, spare=0):
         self.pad = pad
         self.spare = spare
-        self.layers = []
+        self.layers = {}  # {number of a layer, or "embed": its state}
         self.length = 0  # tokens read so far, padding included
         self.peak = 0  # the largest length so far
         self.slots = None  # (B or 1, capacity) positions of all tokens there is room for
@@ -236,9 +236,10 @@ class KVCache:
         return self.layer(i, LayerCache)
 
     def layer(self, i, make):
-        """The state of layer i, which make(cache) makes the first time."""
-        while len(self.layers) <= i:
-            self.layers.append(make(self))
+        """The state of layer i, or of the embedding (i: "embed"), which make(cache) makes the
+        first time."""
+        if i not in self.layers:
+            self.layers[i] = make(self)
         return self.layers[i]
 
     def advance(self, idx):
@@ -269,14 +270,14 @@ class KVCache:
 
     def rewind(self, length):
         """Forget the tokens read after the first `length`; ValueError if a state cannot."""
-        if length < max((layer.earliest() for layer in self.layers), default=0):
+        if length < max((layer.earliest() for layer in self.layers.values()), default=0):
             raise ValueError(
                 f"cannot go back from {self.peak} tokens to {length}: spare={self.spare}"
             )
-        for layer in self.layers:
+        for layer in self.layers.values():
             layer.rewind(length)
         self.length = length
 
     def size(self):
         """Bytes held by all layers."""
-        return sum(layer.size() for layer in self.layers)
+        return sum(layer.size() for layer in self.layers.values())

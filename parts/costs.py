@@ -81,7 +81,7 @@ def parameter_table(c):
     mixers = count(*(block.attn for block in model.blocks))
     mlps = count(*(block.mlp for block in model.blocks))
     return {
-        "embedding": count(model.wte),
+        "embedding": count(model.wte, model.embed),
         "position": count(model.wpe),
         "attention": mixers,
         "mlp": mlps,
@@ -95,8 +95,11 @@ def parameters(c):
 
 
 def active_parameters(c):
-    """The parameters that one token uses: without the experts that are not chosen."""
-    return parameters(c) - sum(block.mlp.unused() for block in without_numbers(c).blocks)
+    """The parameters that one token uses: without the experts that are not chosen, and without the
+    n-grams that are not there."""
+    model = without_numbers(c)
+    unused = model.embed.unused() + sum(block.mlp.unused() for block in model.blocks)
+    return parameters(c) - unused
 
 
 def flops_per_token(c, T):
@@ -121,7 +124,8 @@ def training_flops_per_token(c, T):
 def kv_bytes(c, T, bytes=4):
     """Bytes of keys and values, or of other states, after T tokens of one sequence."""
     model = without_numbers(c)
-    held = sum(conv.held(T) for conv in short_convs(model))
+    held = model.embed.held(T)
+    held += sum(conv.held(T) for conv in short_convs(model))
     return bytes * (held + sum(block.attn.held(T) for block in model.blocks))
 
 

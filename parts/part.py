@@ -21,17 +21,20 @@ class Part(nn.Module):
     - paper: its source
     - reads: the keys of the configuration that have no effect without this part
     - muon: the names of its own parameters that Muon may take, beside its linear maps
+    - undecayed: the names of its own matrices that weight decay leaves out
     - check(config): refuses a configuration that it cannot be made with
     - reset(): gives its own parameters their initial values; its linear maps set theirs
     - flops(T), held(T), unused(): its costs beside its linear maps and short convolutions
 
     What the parts of one slot must have beside this stands in the first class of their file: Norm,
-    Position, Block, Plain (the slot residual), FeedForward, Extra, and Mixer below.
+    Token (the slot embed), Position, Block, Plain (the slot residual), FeedForward, Extra, and Mixer
+    below.
     """
 
     paper = ""
     reads = ()
     muon = ()
+    undecayed = ()
 
     @classmethod
     def check(cls, config):

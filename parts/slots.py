@@ -7,13 +7,18 @@ in its docstring, and names its paper.
 from torch.nn import functional as F
 
 from model import gelu
-from parts import attn_extra, block, moe, norm, position
+from parts import attn_extra, block, embed, moe, norm, position
 from parts.attention import Attention
 from parts.differential import Differential
 from parts.gated_delta import GatedDelta
 from parts.mamba2 import Mamba2
 from parts.mla import LatentAttention
 from parts.mlp import GatedMLP, NoMLP, PlainMLP, SwiGLU, relu2
+
+EMBED = {  # of the token a_t
+    "token": embed.Token,  # e[a_t]
+    "ngram": embed.NGram,  # e[a_t] + Σ_n e_n[hash(a_(t-n+1) .. a_t)], n = 2 .. ngram_max
+}
 
 POSITION = {  # of a query at position i and a key at position j
     "none": position.Position,  # the causal mask alone: softmax(q·k / sqrt(D)) over j <= i
@@ -111,6 +116,7 @@ ROPE_SCALING = {  # of the frequencies f_n = theta^(-2n/D); s = rope_factor
 }
 
 SLOTS = {
+    "embed": EMBED,
     "position": POSITION,
     "norm": NORM,
     "block": BLOCK,

@@ -25,6 +25,7 @@ from parts.slots import (
     ATTN_EXTRA,
     BLOCK,
     CONV_SITES,
+    EMBED,
     MIXER,
     MLP,
     NORM,
@@ -85,6 +86,12 @@ class VariantConfig:
     attn_extra: Words(ATTN_EXTRA, several=True) = "none"  # a,b: additions to each head of attention
     nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
     kv_shared_by: NonNegativeInt = 0  # layers in a row with one set of keys and values; 0: none
+    # rare: embeddings of n-grams
+    embed: Words(EMBED) = "token"  # whether the last n tokens have a vector, too
+    ngram_max: Annotated[int, Range(least=2)] = 4  # of ngram: n is 2 to this
+    ngram_rows: PositiveInt = 8192  # of ngram: vectors for each n
+    ngram_width: PositiveInt | None = None  # of ngram: their width; None: n_embd
+    ngram_dropout: Fraction | None = None  # of ngram: of whole vectors; None: as dropout
     # rare: mixtures of experts
     n_experts: PositiveInt = 8  # of moe
     top_k: PositiveInt = 2  # of moe: experts that a token uses
@@ -251,6 +258,7 @@ class Variant(nn.Module):
         norm = NORM[config.norm]
         block = BLOCK[config.block]
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.embed = EMBED[config.embed](config)
         self.wpe = POSITION[config.position](config)
         if config.position == "rope":  # set here: position.py cannot import the words of slots.py
             self.wpe.scaling = ROPE_SCALING[config.rope_scaling](config)
@@ -270,7 +278,7 @@ class Variant(nn.Module):
         and `linear` in part.py. In the order of model.py and model_llama.py, so that a seed gives
         the same weights."""
         nn.init.normal_(self.wte.weight, 0.0, STD)
-        parts = [self.wpe, self.norm_e, self.blocks, self.norm_f]
+        parts = [self.embed, self.wpe, self.norm_e, self.blocks, self.norm_f]
         if not self.config.tie_embeddings:
             parts.append(self.lm_head)
         for part in parts:
@@ -287,7 +295,8 @@ class Variant(nn.Module):
         else:
             pos = cache.advance(idx)  # (B or 1, T)
         routings = moe.Routings()
-        x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
+        x = self.embed(self.wte(idx), idx, cache)  # (B, T, C)
+        x = self.dropout(self.norm_e(self.wpe.embed(x, pos)))
         where = Where(
             scheme=self.wpe,
             pos=pos,

@@ -292,11 +292,11 @@ class Fast(nn.Module):
 
         cache.advance(idx)
         if cache[0].k.size(2) < cache.length:
-            for layer in cache.layers:
+            for layer in cache.layers.values():
                 layer.k = grown(layer.k, layer.k[:, :, :1], cache.length - 1)
                 layer.v = grown(layer.v, layer.v[:, :, :1], cache.length - 1)
-        ks = [layer.k for layer in cache.layers]
-        vs = [layer.v for layer in cache.layers]
+        ks = [layer.k for layer in cache.layers.values()]
+        vs = [layer.v for layer in cache.layers.values()]
         return self.run(idx[0], cache.kpos[0], ks=ks, vs=vs)[None], None
 
 

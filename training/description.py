@@ -8,9 +8,9 @@ import torch
 
 from common import files
 from common.errors import folded
-from parts import moe
 from parts.architectures import ARCH, configure
 from parts.costs import training_flops_per_token
+from parts.part import Part
 from parts.slots import SLOTS
 from parts.variant import VariantConfig
 
@@ -44,9 +44,9 @@ def variant(run):
 
 
 def used_parameters(model):
-    """The number of a model's parameters that one token uses: not all experts."""
+    """The number of a model's parameters that one token uses: not all experts, or n-grams."""
     count = sum(p.numel() for p in model.parameters())
-    return count - sum(layer.unused() for layer in moe.layers_of(model))
+    return count - sum(part.unused() for part in model.modules() if isinstance(part, Part))
 
 
 def peak_flops(runtime):

@@ -128,14 +128,15 @@ def make_optimizers(model, config, runtime):
 
 def parameter_groups(model, weight_decay):
     """[{"params", "names", "weight_decay"}, ...]: matrices, embeddings among them, decay; norm
-    weights and biases do not, not even the biases of experts, (E, width). Each trainable parameter
-    is in one group."""
+    weights and biases do not, not even the biases of experts, (E, width), nor the matrices that a
+    part names in its attribute `undecayed`. Each trainable parameter is in one group."""
+    left_out = names_of(model, "undecayed")
     decaying = []
     others = []
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        if p.dim() >= 2 and not name.endswith("bias"):
+        if p.dim() >= 2 and not name.endswith("bias") and name not in left_out:
             decaying.append((name, p))
         else:
             others.append((name, p))
@@ -150,6 +151,14 @@ def group_of(named, weight_decay):
         "names": [name for name, _ in named],
         "weight_decay": weight_decay,
     }
+
+
+def names_of(model, attribute):
+    """The names of the parameters that the modules of a model name in an attribute."""
+    names = set()
+    for prefix, module in model.named_modules():
+        names |= {f"{prefix}.{name}" for name in getattr(module, attribute, ())}
+    return names
 
 
 def muon_names(model):

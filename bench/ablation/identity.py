@@ -42,6 +42,8 @@ NOISE = 1e-5  # a gradient this small beside the others is rounding: a bias that
 NOT_HASHED = (*OWNED, "out_dir", "data_dir", "log_interval", "log", "match")
 FORMER = {"data_alpha": 1.0}  # a key of train.py when the stored rows were measured
 OFF = (None, False, 0, "", "none")
+# Keys that came after the stored rows: at their default they are left out, like those that are off.
+NEWER = ("embed", "ngram_max", "ngram_rows")
 DEFAULTS = {
     field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
 }
@@ -59,11 +61,12 @@ def configuration(values, vocab_size=None):
         values = {"vocab_size": vocab_size} | values
     resolved = asdict(build(TrainConfig, values)) | asdict(configure(values, as_variant=True))
     resolved |= FORMER
-    return {
-        key: value
-        for key, value in resolved.items()
-        if key not in NOT_HASHED and (value not in OFF or value != DEFAULTS.get(key))
-    }
+    kept = {}
+    for key, value in resolved.items():
+        may_be_absent = value in OFF or key in NEWER
+        if key not in NOT_HASHED and not (may_be_absent and value == DEFAULTS.get(key)):
+            kept[key] = value
+    return kept
 
 
 # ---------------------------------------------------------------- two fingerprints

@@ -1,6 +1,6 @@
 """The plan of a measurement in many settings: its settings, its parts, and what narrows them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +34,8 @@ class SettingsConfig:
     held_out: dict | None = None  # settings of the test, which run only when they are named
     #: {part: {"put_in": changes, "take_out": changes}}, or {part: changes}; typed: names or a dict
     arms: dict | str | None = None
+    #: further parts, which run only when --arms names them
+    more_arms: dict | None = None
     #: 1: each arm at the base's best rate; 2: also at 0.7 and 1.4 times that rate
     passes: Annotated[int, Range(least=1, most=2)] = 1
     workers: PositiveInt | None = None  # runs at a time, each on one thread; None: one per core
@@ -70,27 +72,42 @@ class Setting:
 
 @dataclass
 class Part:
-    """A part, and the changes that put it into a base or take it out."""
+    """A part, and the changes that put it into a base or take it out. A change may be a function of
+    the base's values."""
 
     name: str
-    put_in: dict
-    take_out: dict
+    put_in: dict = field(default_factory=dict)
+    take_out: dict = field(default_factory=dict)
+    only: dict = field(default_factory=dict)  # values that a base must have for the part to fit
+
+    def fits(self, values):
+        """Whether it can be measured in the base with these values."""
+        return all(values[key] == value for key, value in self.only.items())
 
     def is_in(self, values):
         """Whether the base with these values has the part already."""
         model = base_model(values)
-        put_in = {key: value for key, value in self.put_in.items() if hasattr(model, key)}
+        put_in = resolved(self.put_in, values)
+        put_in = {key: value for key, value in put_in.items() if hasattr(model, key)}
         return bool(put_in) and all(getattr(model, key) == put_in[key] for key in put_in)
 
     def arm(self, values):
         """The Arm of the part in a base with these values. Raises UserError if the base has the
         part, and nothing says how to take it out."""
         if not self.is_in(values):
-            return Arm(self.name, dict(self.put_in))
+            return Arm(self.name, resolved(self.put_in, values))
         if not self.take_out:
             fix = 'write {"put_in": {...}, "take_out": {...}}'
             raise UserError(f"the base {values['model']} has it already", f"arm {self.name}", fix)
-        return Arm(self.name, dict(self.take_out))
+        return Arm(self.name, resolved(self.take_out, values))
+
+
+def resolved(changes, values):
+    """Changes as values: a function is called with the values of the base."""
+    found = {}
+    for key, change in changes.items():
+        found[key] = change(values) if callable(change) else change
+    return found
 
 
 @dataclass
@@ -130,10 +147,11 @@ def read(argv, usage):
     for setting in settings:
         check_values(setting.values, setting.name)
     parts = parts_of(config.arms or {})
+    more_parts = parts_of(config.more_arms or {})
     return Plan(
         config=config,
         settings=chosen_settings(settings, given.typed.get("settings")),
-        parts=chosen_parts(parts, given.typed.get("arms")),
+        parts=chosen_parts(parts, more_parts, given.typed.get("arms")),
         arguments=given.arguments,
     )
 
@@ -160,13 +178,13 @@ def chosen_settings(settings, typed):
     return [pick(named, name, "settings") for name in typed.split(",")]
 
 
-def chosen_parts(parts, typed):
-    """The parts that --arms names or describes; all if it is not typed."""
+def chosen_parts(parts, more_parts, typed):
+    """The parts that --arms names or describes; if it is not typed, those that run first."""
     if typed is None:
         return parts
     if typed.startswith("{"):
         return parts_of(check("arms", from_text(typed, dict), dict, f"--arms={typed}"))
-    named = {part.name: part for part in parts}
+    named = {part.name: part for part in [*parts, *more_parts]}
     return [pick(named, name, "arms") for name in typed.split(",")]
 
 
@@ -184,8 +202,8 @@ def parts_of(arms):
         if not isinstance(changes, dict) or not changes or name == BASE:
             fix = 'write arms = {"RoPE": {"put_in": {...}, "take_out": {...}}}'
             raise UserError("an arm is a name and its changes", f"arms: {name!r}", fix)
-        if set(changes) <= {"put_in", "take_out"}:
-            parts.append(Part(name, changes.get("put_in", {}), changes.get("take_out", {})))
+        if set(changes) <= {"put_in", "take_out", "only"}:
+            parts.append(Part(name, **changes))
         else:
-            parts.append(Part(name, changes, {}))
+            parts.append(Part(name, put_in=changes))
     return parts

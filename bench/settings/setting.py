@@ -99,7 +99,7 @@ class Course:
 
     def __init__(self, plan, setting, machine):
         self.setting = setting
-        self.parts = plan.parts
+        self.parts = [part for part in plan.parts if part.fits(setting.values)]
         self.passes = plan.config.passes
         self.folder = plan.out / setting.name
         self.machine = machine  # facts for each row: hardware, torch, git_commit

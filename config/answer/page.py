@@ -313,6 +313,47 @@ parts = {
             ("0.010 to 0.011 nats better", "better", "Marin #9290", MARIN + "9290"),
         ],
     ),
+    "N-gram embeddings": dict(
+        swap="rows of hashed tables for the last 2, 3 and 4 tokens added to the token's vector",
+        claims=[
+            ("as good as twice the size", "better", "Huang et al. 2025", ARXIV + "2501.16975"),
+            ("gain tiny at depth 25, gone by wall clock", "tie", "nanochat", NANOCHAT),
+            ("0.95 and 1.04 × the compute, two widths", None, "Marin #9290", MARIN + "9290"),
+            (
+                "5 % less time, 124 M, bigrams",
+                "better",
+                "modded-nanogpt #201",
+                "https://github.com/KellerJordan/modded-nanogpt/pull/201",
+            ),
+        ],
+    ),
+    "Wide heads": dict(
+        swap="half as many heads, twice as wide",
+        claims=[
+            ("0.012 bits per byte better, 128 for 64", "better", "Marin #2862", MARIN + "2862"),
+            ("prefers 128 to 64", "better", "nanochat", NANOCHAT),
+        ],
+    ),
+    "Half RoPE": dict(
+        swap="rotary positions on half of each head",
+        claims=[
+            ("slightly worse on a quarter", "worse", "nanochat", NANOCHAT),
+            ("0.001 bits per byte better", "better", "Marin #2862", MARIN + "2862"),
+        ],
+    ),
+    "DyT": dict(
+        swap="a learned tanh in place of the norms",
+        claims=[
+            ("as good or better", "tie", "Zhu et al. 2025", ARXIV + "2503.10622"),
+            ("never better, 10 % slower", "worse", "nanochat", NANOCHAT),
+            (
+                "27 % lower loss on 1 M tokens, 19 % higher on 118 M",
+                None,
+                "arXiv:2604.23434",
+                ARXIV + "2604.23434",
+            ),
+        ],
+    ),
 }
 
 # The published worth of a part in training tokens, from the sources of its claims.

@@ -92,3 +92,25 @@ arms = {
     "Value residual": dict(put_in=dict(attn_extra="value_residual")),
     "Convolution": dict(put_in=dict(conv=4)),
 }
+
+
+# Further parts, which run only when they are named, in a setting whose base has been measured:
+#   python bench/ablate.py config/answer/settings.py --arms="Window,Wide heads"
+def _quarter_of_the_context(values):
+    return values["block_size"] // 4
+
+
+def _half_the_heads(values):
+    return values["n_head"] // 2  # of three heads, one is left
+
+
+more_arms = {
+    "Attention gate": dict(attn_extra="gate_head"),
+    "Input skip": dict(residual="scaled"),
+    "Window": dict(window=_quarter_of_the_context),
+    "Experts": dict(mlp="moe", multiple_of=8),
+    "Wide heads": dict(n_head=_half_the_heads),  # of as many channels together
+    "Half RoPE": dict(put_in=dict(rope_fraction=0.5), only=dict(model="llama")),
+    "DyT": dict(norm="dyt"),
+    "N-gram embeddings": dict(embed="ngram"),
+}

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from bench.ablation import page_worths
+from bench.ablation.arms import base_model
+from bench.ablation.checks import check_arm
 from bench.settings import plan as plans
 from bench.settings import rates, run, setting, worths
 from common.errors import UserError
 
 ANSWER = "config/answer/settings.py"
 STEPS = 40
+ELSEWHERE = {"put_in": {"conv": 4}, "only": {"model": "gpt2"}}  # a part for other settings
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,27 @@ def test_a_part_is_taken_out_of_a_base_that_has_it(answer):
         plans.Part("RoPE", {"position": "rope"}, {}).arm(llama)
 
 
+def test_further_parts_run_only_when_they_are_named(answer):
+    """Each fits the settings whose values it asks for, and changes what they compute."""
+    names = list(answer.config.more_arms)
+    assert len(answer.parts) == 8 and not {part.name for part in answer.parts} & {*names}
+    named = plans.read([ANSWER, "--settings=c04,c13", "--arms=" + ",".join(names)], "")
+    assert [part.name for part in named.parts] == names
+    for each in named.settings:
+        for part in named.parts:
+            if part.fits(each.values):
+                arm = part.arm(each.values)
+                check_arm(arm, each.values)
+                assert base_model(arm.values) != base_model(each.values)
+    parts = {part.name: part for part in named.parts}
+    for each in answer.settings:
+        heads = parts["Wide heads"].arm(each.values).changes["n_head"]
+        assert each.values["n_embd"] // heads == 64
+        window = parts["Window"].arm(each.values).changes["window"]
+        assert window == each.values["block_size"] // 4
+        assert parts["Half RoPE"].fits(each.values) == (each.values["model"] == "llama")
+
+
 # ---------------------------------------------------------------- rates
 
 
@@ -192,7 +216,7 @@ def course_of(tmp_path, monkeypatch, loss, **keys):
     stored = {"tokens": [1000, 10_000_000], "losses": [[3.0, 2.8, 2.5, 2.4, 2.4, 2.4]] * 2}
     monkeypatch.setattr(setting, "open_data", lambda base: (facts, None, stored))
     config = plans.SettingsConfig(out_dir=str(tmp_path), **keys)
-    parts = plans.parts_of({"QK norm": {"qk_norm": "head"}})
+    parts = plans.parts_of({"QK norm": {"qk_norm": "head"}, "Elsewhere": ELSEWHERE})
     plan = plans.Plan(config, [], parts, [])
     machine = {"torch": "2.13.0", "hardware": "a CPU", "git_commit": "abc"}
     course = setting.Course(plan, plans.Setting("c01", values, False), machine)

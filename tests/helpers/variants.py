@@ -57,6 +57,7 @@ NUMBERS = [
     dict(mixer="gated_delta,attention"),
     dict(conv=2, mixer="mamba2", position="none"),
     dict(state_size=3, expand=2, mixer="mamba2", position="none"),
+    dict(embed="ngram", ngram_max=3, ngram_rows=17, ngram_width=5, ngram_dropout=0.1),
 ]
 SCALED = dict(position="rope", rope_factor=4.0, rope_original=16)
 

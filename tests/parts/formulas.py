@@ -4,6 +4,7 @@ import mixer_references
 import references
 
 FORMULAS = dict(
+    embed=references.EMBED,
     position=references.POSITION,
     norm=references.NORM,
     block=references.BLOCK,

@@ -63,8 +63,9 @@ def learns(model):
         assert abs(loss.item() - expected) < 0.1, "the first loss is not the loss of a guess"
     loss.backward()
     named = dict(model.named_parameters())
-    # The strengths of `hyper` multiply numbers that are 0 until the first step.
-    later = {key for key in named if key.endswith(".strength")}
+    # The strengths of `hyper`, and the map of `ngram`, multiply numbers that are 0 until the first
+    # step.
+    later = {key for key in named if key.endswith((".strength", "embed.up.weight"))}
     for key, p in named.items():
         assert p.grad is not None, f"no gradient reaches {key}: forward does not use it"
         assert p.grad.abs().max() > 0 or key in later, f"the gradient of {key} is 0"
@@ -89,7 +90,7 @@ def learns(model):
             break
         optimizer.step()
     assert after < loss - 0.5, f"12 steps on one batch lead from {loss:.2f} to {after:.2f} only"
-    assert all(named[key].grad.abs().max() > 0 for key in later), "a strength learns nothing"
+    assert all(named[key].grad.abs().max() > 0 for key in later), "it still learns nothing"
 
 
 # ---------------------------------------------------------------- with random weights
@@ -173,6 +174,7 @@ WHERE = dict.fromkeys(OF_ATTENTION, "attn") | dict(conv="conv", conv_sites="conv
 WHERE |= dict(mlp="mlp", mlp_width="mlp", ffn_dim_multiplier="mlp")
 WHERE |= dict(position="wpe", relative_clip="wpe", norm="norm", block="norm", embed_norm="norm_e")
 WHERE |= dict(tie_embeddings="lm_head", residual="residual", bias="", low_rank="")
+WHERE |= dict(embed="embed")
 
 
 def bites(before, after, arm):

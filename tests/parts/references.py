@@ -185,6 +185,31 @@ RESIDUAL = {  # the stream after a sublayer, for one token: x, and `first` the e
     "hyper": hyper,
 }
 
+# ---------------------------------------------------------------- embed: the vector of a token
+
+
+def ngram(embed, x, tokens):
+    """x (C): the vector of the last of the tokens, which are all that have been read."""
+    C = len(x)
+    W = embed.width
+    for n in range(2, embed.past + 2):
+        number = 0  # of the n-gram, in base MULTIPLIER, the oldest token first
+        for token in ([None] * n + tokens)[-n:]:
+            digit = 0 if token is None else token + 1
+            number = (number * 742938285 + digit) % 2147483647
+        row = embed.tables[(n - 2) * embed.rows + number % embed.rows]
+        if embed.up is not None:
+            matrix = embed.up.weight[:, (n - 2) * W : (n - 1) * W]  # (C, W)
+            row = torch.stack([matrix[c] @ row for c in range(C)])
+        x = x + row
+    return x
+
+
+EMBED = {
+    "token": lambda embed, x, tokens: x,
+    "ngram": ngram,
+}
+
 # ---------------------------------------------------------------- position and rope_scaling
 
 

@@ -57,7 +57,9 @@ def flops(model, T):
 
 
 # The rest are norms.
-PARTS = dict(wte="embedding", wpe="position", attn="attention", mlp="mlp", lm_head="head")
+PARTS = dict(
+    wte="embedding", embed="embedding", wpe="position", attn="attention", mlp="mlp", lm_head="head"
+)
 
 
 @every

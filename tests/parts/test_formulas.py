@@ -15,6 +15,19 @@ from parts.slots import MLP, ROPE_SCALING, SLOTS
 from parts.variant import Variant
 
 
+def check_embed(word):
+    """With rows as wide as the model, and with narrower ones."""
+    formula = formulas.reference("embed", word)
+    for width in (None, 5):
+        model = randomised(config("llama", dict(embed=word, ngram_rows=7, ngram_width=width)))
+        idx = tokens(model.config, T=9)
+        own = model.wte(idx)
+        found = model.embed(own, idx)
+        for b, t in itertools.product(range(2), range(9)):
+            expected = formula(model.embed, own[b, t], idx[b, : t + 1].tolist())
+            assert close(found[b, t], expected, 1e-9)
+
+
 def check_position(word):
     """What it does to the embedding and to the scores; rope's angles are computed in float32."""
     formula, D, pos = formulas.reference("position", word), 4, torch.arange(3, 12)[None]  # (1, T)

@@ -19,10 +19,11 @@ def test_options_are_frozen():
         "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window "
         "full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm "
         "residual streams attn_extra nope_every kv_shared_by "
+        "embed ngram_max ngram_rows ngram_width ngram_dropout "
         "n_experts top_k shared_experts shared_gate moe_balance latent_rank rope_head_dim "
         "state_size expand conv conv_sites"
     )
-    assert len(keys(VariantConfig)) <= 50
+    assert len(keys(VariantConfig)) <= 55
     sizes = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "multiple_of"}
     tested = {key for arm in ARMS for key in arm} | sizes | {"dropout", "attn_dropout"}
     assert tested >= set(keys(VariantConfig)), "a new number needs an arm in NUMBERS"

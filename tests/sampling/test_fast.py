@@ -116,7 +116,7 @@ def test_greedy_text_and_logits_are_the_models(corner):
     if not past:
         with pytest.raises(ValueError, match="33 tokens: block_size is 32"):
             fast(prompt(1), cache=caches[1])
-    for a, b in zip(*(cache.layers for cache in caches), strict=True):
+    for a, b in zip(*(cache.layers.values() for cache in caches), strict=True):
         assert torch.allclose(a.k[:, :, :32], b.k[:, :, :32], atol=1e-5)
         assert torch.allclose(a.v[:, :, :32], b.v[:, :, :32], atol=1e-5)
 
