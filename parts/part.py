@@ -32,8 +32,8 @@ class Part(nn.Module):
 
     @classmethod
     def check(cls, config):
-        """Raise ValueError if it cannot be made with this VariantConfig. Called for mixers and
-        MLPs."""
+        """Raise ValueError if it cannot be made with this VariantConfig. Called for mixers,
+        MLPs and residuals."""
 
     def flops(self, T):
         """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""

@@ -40,6 +40,8 @@ NUMBERS = [
     dict(conv=3, window=5),
     dict(streams=2, residual="hyper", block="post"),
     dict(residual="hyper", block="parallel"),
+    dict(streams=1, residual="mhc", block="post"),
+    dict(residual="attn_res", block="parallel", mlp="none"),
     dict(n_experts=1, top_k=1, mlp="moe", mlp_width=24),
     dict(top_k=3, mlp="moe"),
     dict(shared_experts=1, mlp="moe"),
