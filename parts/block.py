@@ -159,8 +159,8 @@ class ConstrainedConnection(Part):
 
     a = sigmoid(a~), b = 2 sigmoid(b~), and A is exp(A~) made doubly stochastic. Each of a~, b~ and
     A~ is s W norm(X) + c. W (n (n + 2), n C) reads all streams at once, the c are learned numbers,
-    and there is one s for each of the three. norm is RMSNorm over the n C numbers, whose weight
-    the paper, too, makes a part of W.
+    and there is one s for each of the three. norm is RMSNorm over the n C numbers. As in the paper,
+    its weight is part of W, and its division follows the product.
     """
 
     def __init__(self, config):
@@ -184,7 +184,9 @@ class ConstrainedConnection(Part):
         """x (B, T, n, C) -> the input of F (B, T, C), and A x (B, T, n, C) with b (B, T, n, 1)."""
         n = self.n
         flat = x.flatten(-2)
-        decided = F.linear(F.rms_norm(flat, flat.shape[-1:]), self.by_token).movedim(-1, 0)
+        size = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / flat.size(-1) ** 0.5
+        decided = F.linear(flat, self.by_token) / size.clamp(min=1e-6)  # as of the normed streams
+        decided = decided.movedim(-1, 0)
         a, b, A = decided.split((n, n, n * n))  # each (., B, T): Sinkhorn is fastest that way round
         fixed_a, fixed_b, fixed_A = self.fixed[:, None, None].split((n, n, n * n))
         a = torch.sigmoid(self.strength[0] * a + fixed_a)
@@ -262,8 +264,8 @@ class AttnRes(Plain):
     together (block=parallel) write one h, their sum.
 
     Before training each reads the mean where it would read the sum with `plain`. A norm ignores
-    the difference but for its eps. The stream is the list of all (h, RMSNorm(h)); a training step
-    keeps both.
+    the difference but for its eps, which is not small beside the mean of many h. The stream is the
+    list of all (h, RMSNorm(h)); a training step keeps both.
     """
 
     paper = "Kimi Team 2026, arXiv:2603.15031"
