@@ -27,8 +27,8 @@ class Part(nn.Module):
     - flops(T), held(T), unused(): its costs beside its linear maps and short convolutions
 
     What the parts of one slot must have beside this stands in the first class of their file: Norm,
-    Token (the slot embed), Position, Block, Plain (the slot residual), FeedForward, Extra, and Mixer
-    below.
+    Token (the slot embed), Position, Block, Plain (the slot residual), FeedForward, Extra, and
+    Mixer below.
     """
 
     paper = ""
@@ -38,8 +38,8 @@ class Part(nn.Module):
 
     @classmethod
     def check(cls, config):
-        """Raise ValueError if it cannot be made with this VariantConfig. Called for mixers and
-        MLPs."""
+        """Raise ValueError if it cannot be made with this VariantConfig. Called for mixers,
+        MLPs and residuals."""
 
     def flops(self, T):
         """FLOPs per token in a context of T, as torch counts them, beside the linear maps and short

@@ -80,6 +80,8 @@ RESIDUAL = {  # of a sublayer F
     "plain": block.Plain,  # x + F(x)
     "scaled": block.Scaled,  # x + F(x), and each block first: x = c x + d x_0, x_0 the embedding
     "hyper": block.Hyper,  # streams X: X_j becomes Σ_i A_ij X_i + b_j F(Σ_i a_i X_i)
+    "mhc": block.Constrained,  # as hyper; a and b positive, each row and column of A sums to 1
+    "attn_res": block.AttnRes,  # Σ_j softmax_j(w·norm(h_j)) h_j over h_0 = x_0, h_j = F_j of that
 }
 
 ATTN_EXTRA = {  # of a head of attention; of several words, the upper one acts first

@@ -82,7 +82,7 @@ class VariantConfig:
     low_rank: NonNegativeInt = 0  # rank of every matrix of the blocks; 0: full
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
     residual: Words(RESIDUAL) = "plain"  # how sublayers read and add to the residual stream
-    streams: PositiveInt = 4  # of hyper: residual streams
+    streams: PositiveInt = 4  # of hyper and mhc: residual streams
     attn_extra: Words(ATTN_EXTRA, several=True) = "none"  # a,b: additions to each head of attention
     nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
     kv_shared_by: NonNegativeInt = 0  # layers in a row with one set of keys and values; 0: none
@@ -117,7 +117,7 @@ class VariantConfig:
         self.check_needs()
         self.check_heads()
         self.check_words()
-        for part in (*mixers, MLP[self.mlp]):
+        for part in (*mixers, MLP[self.mlp], RESIDUAL[self.residual]):
             part.check(self)
 
     def check_mixers(self, mixers):
@@ -306,13 +306,14 @@ class Variant(nn.Module):
             routings=routings,
             first=x,
         )
-        x = self.blocks[0].residual.spread(x)  # (B, T, C), with residual=hyper (B, T, streams, C)
+        x = self.blocks[0].residual.spread(x)  # in the form of the slot residual
         for i, block in enumerate(self.blocks):
             state = None
             if cache is not None:
                 state = cache.layer(i, block.attn.new_state)  # the mixer makes it the first time
             x = block(x, where, state)
-        x = self.blocks[-1].residual.gathered(x[:, -1:] if last_only else x)  # (B, T or 1, C)
+        x = self.blocks[-1].residual.gathered(x)  # (B, T, C)
+        x = x[:, -1:] if last_only else x
         logits = self.lm_head(self.norm_f(x))  # (B, T or 1, V)
         if self.config.logit_softcap:
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)

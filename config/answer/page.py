@@ -30,6 +30,8 @@ MARIN = "https://github.com/marin-community/marin/issues/"
 GENESIS = "https://github.com/NahuelGenchi/genesis-ai/issues/148"
 MODDED = "https://github.com/KellerJordan/modded-nanogpt#world-record-history"
 NANOCHAT = "https://github.com/karpathy/nanochat/blob/master/dev/LOG.md"
+NANOCHAT_646 = "https://github.com/karpathy/nanochat/pull/646"
+XIE = "Xie et al. 2025"
 
 ROPE = [
     (
@@ -354,6 +356,22 @@ parts = {
             ),
         ],
     ),
+    "Attention residuals": dict(
+        swap="a softmax over what all sublayers wrote instead of their sum",
+        claims=[
+            ("1.25 × the compute", "better", "Kimi Team 2026", ARXIV + "2603.15031"),
+            ("1.06 and 1.17 × the compute", "better", "Marin #9290", MARIN + "9290"),
+            ("no gain, 500 steps, in a gated form", "tie", "nanochat #646", NANOCHAT_646),
+        ],
+    ),
+    "mHC": dict(
+        swap="four residual streams whose mix is doubly stochastic",
+        claims=[
+            ("0.021 nats better, 27 B with experts", "better", XIE, ARXIV + "2512.24880"),
+            ("stable, 6.7 % more time", None, XIE, ARXIV + "2512.24880"),
+            ("1.04 × the compute, 0.96 × in time", "better", "Marin #9290", MARIN + "9290"),
+        ],
+    ),
 }
 
 # The published worth of a part in training tokens, from the sources of its claims.
@@ -363,6 +381,7 @@ multiples = {
     "Muon": 1.4,  # Wen et al. 2025: beside tuned AdamW, 0.1 B
     "Value residual": 1 / 0.797,  # Zhou et al. 2024: 20.3 % less training data
     "Hyper-connections": 1.8,  # Zhu et al. 2024: converges 1.8 times faster
+    "Attention residuals": 1.25,  # Kimi Team 2026: in compute, 0.2 to 0.5 B
     "Differential attention": 1 / 0.65,  # Ye et al. 2024: 65 % of the training tokens
 }
 

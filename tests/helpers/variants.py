@@ -44,6 +44,8 @@ NUMBERS = [
     dict(kv_shared_by=2, window=5, attn_extra="xsa,sink", conv_sites="keys,output"),
     dict(streams=2, residual="hyper", block="post"),
     dict(residual="hyper", block="parallel"),
+    dict(streams=1, residual="mhc", block="post"),
+    dict(residual="attn_res", block="parallel", mlp="none"),
     dict(n_experts=1, top_k=1, mlp="moe", mlp_width=24),
     dict(top_k=3, mlp="moe"),
     dict(shared_experts=1, mlp="moe"),

@@ -179,10 +179,43 @@ def hyper(residual, x, number, first, sublayer):
     return torch.stack([sum(A[i, j] * x[i] for i in range(n)) + b[j] * y for j in range(n)])
 
 
+def mhc(residual, x, number, first, sublayer):
+    """Equations 7 to 9 with numbers; x (n, C)."""
+    own, n = residual.connections[number], len(x)
+    normed = x.flatten() / x.square().mean().sqrt()
+    raw = [
+        own.strength[min(i // n, 2)] * (own.by_token[i] @ normed) + own.fixed[i]
+        for i in range(n * (n + 2))
+    ]
+    pre, post = [sigmoid(r) for r in raw[:n]], [2 * sigmoid(r) for r in raw[n : 2 * n]]
+    A = [[math.exp(r) for r in raw[(2 + i) * n : (3 + i) * n]] for i in range(n)]
+    for _ in range(20):
+        columns = [sum(A[i][j] for i in range(n)) for j in range(n)]
+        A = [[A[i][j] / columns[j] for j in range(n)] for i in range(n)]
+        A = [[a / sum(row) for a in row] for row in A]
+    y = sublayer(sum(pre[j] * x[j] for j in range(n)))
+    return torch.stack([sum(A[i][j] * x[j] for j in range(n)) + post[i] * y for i in range(n)])
+
+
+def depth_mix(mix, sources):
+    """What a layer reads, equations 2 to 4; sources: [h_0, h_1, ...], each (C)."""
+    if len(sources) == 1:
+        return sources[0]
+    phi = [math.exp(mix.query @ h / h.square().mean().sqrt()) for h in sources]
+    return sum(p / sum(phi) * h for p, h in zip(phi, sources, strict=True))
+
+
+def attn_res(residual, x, number, first, sublayer):
+    """x: [h_0, h_1, ...]."""
+    return [*x, sublayer(depth_mix(residual.mixes[number], x))]
+
+
 RESIDUAL = {  # the stream after a sublayer, for one token: x, and `first` the embedding, (C)
     "plain": lambda residual, x, number, first, sublayer: x + sublayer(x),
     "scaled": scaled,
     "hyper": hyper,
+    "mhc": mhc,
+    "attn_res": attn_res,
 }
 
 # ---------------------------------------------------------------- embed: the vector of a token

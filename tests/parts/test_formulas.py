@@ -86,21 +86,30 @@ def check_mixer(word, arm=None):
 
 
 def check_residual(word):
+    """Each sublayer of a model, after those before it."""
     formula = formulas.reference("residual", word)
     model = randomised(config("gpt2", dict(residual=word)))
     x, first = torch.randn(2, 1, 5, 16).double()
     where = SimpleNamespace(first=first)
-    sublayers = enumerate((torch.sin, torch.exp))
+    stream = model.blocks[0].residual.spread(x)
+    sublayers = enumerate((torch.sin, torch.cos))
     for block, (number, sublayer) in itertools.product(model.blocks, sublayers):
         residual = block.residual
-        stream = residual.spread(x)
-        if stream.dim() == 4:  # streams that have come apart
-            stream = stream * torch.linspace(0.5, 2, stream.size(2)).double()[:, None]
+        before = [of_token(stream, t) for t in range(5)]
         h, kept = residual.read(stream, number, where)
-        after = residual.add(kept, sublayer(h))
+        stream = residual.add(kept, sublayer(h))
         for t in range(5):
-            expected = formula(residual, stream[0, t], number, first[0, t], sublayer)
-            assert close(after[0, t], expected, 1e-9)
+            expected = formula(residual, before[t], number, first[0, t], sublayer)
+            after = of_token(stream, t)
+            assert len(after) == len(expected)
+            assert all(close(a, b, 1e-9) for a, b in zip(after, expected, strict=True))
+
+
+def of_token(stream, t):
+    """The stream of one token: a tensor, or with residual=attn_res what each sublayer wrote."""
+    if isinstance(stream, list):
+        return [h[0, t] for h, _ in stream]
+    return stream[0, t]
 
 
 def check_rope_scaling(word):

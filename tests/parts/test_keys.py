@@ -57,6 +57,7 @@ def test_options_are_frozen():
         (dict(mlp="moe", n_experts=2, top_k=3), "top_k=3 is above n_experts=2"),
         (dict(mlp="moe", top_k=1), "a router learns nothing.*choose top_k=2"),
         (dict(mlp="moe", low_rank=3), "low_rank has no effect with mlp=moe"),
+        (dict(residual="attn_res", block="post"), "no sum that block=post could normalize"),
         (dict(mlp="none"), "mlp=none leaves a norm of block=pre without use"),
         (dict(mixer="mla", rope_head_dim=3, position="rope"), "rope_head_dim=3 is odd"),
         (dict(mixer="mla", position="alibi"), "scores, which mixer=mla does not have"),
