@@ -113,4 +113,8 @@ more_arms = {
     "Half RoPE": dict(put_in=dict(rope_fraction=0.5), only=dict(model="llama")),
     "DyT": dict(norm="dyt"),
     "N-gram embeddings": dict(embed="ngram"),
+    "Attention residuals": dict(residual="attn_res"),
+    "mHC": dict(residual="mhc"),
+    "Convolutions at four sites": dict(conv_sites="keys,values,output,mlp_output"),
+    "Shared keys and values": dict(kv_shared_by=2),
 }
