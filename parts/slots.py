@@ -7,7 +7,7 @@ in its docstring, and names its paper.
 from torch.nn import functional as F
 
 from model import gelu
-from parts import attn_extra, block, embed, moe, norm, position
+from parts import attn_extra, block, embed, moe, norm, position, residual
 from parts.attention import Attention
 from parts.differential import Differential
 from parts.gated_delta import GatedDelta
@@ -77,11 +77,11 @@ MIXER = {
 }
 
 RESIDUAL = {  # of a sublayer F
-    "plain": block.Plain,  # x + F(x)
-    "scaled": block.Scaled,  # x + F(x), and each block first: x = c x + d x_0, x_0 the embedding
-    "hyper": block.Hyper,  # streams X: X_j becomes Σ_i A_ij X_i + b_j F(Σ_i a_i X_i)
-    "mhc": block.Constrained,  # as hyper; a and b positive, each row and column of A sums to 1
-    "attn_res": block.AttnRes,  # Σ_j softmax_j(w·norm(h_j)) h_j over h_0 = x_0, h_j = F_j of that
+    "plain": residual.Plain,  # x + F(x)
+    "scaled": residual.Scaled,  # x + F(x), and each block first: x = c x + d x_0, x_0 the embedding
+    "hyper": residual.Hyper,  # streams X: X_j becomes Σ_i A_ij X_i + b_j F(Σ_i a_i X_i)
+    "mhc": residual.Constrained,  # as hyper; a and b positive, each row and column of A sums to 1
+    "attn_res": residual.AttnRes,  # Σ_j softmax_j(w·norm(h_j)) h_j; h_0 = x_0, h_j = F_j of that
 }
 
 ATTN_EXTRA = {  # of a head of attention; of several words, the upper one acts first

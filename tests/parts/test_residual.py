@@ -9,7 +9,7 @@ import references
 import torch
 
 from helpers.variants import close, config, randomised, tokens
-from parts.block import Connection, ConstrainedConnection, doubly_stochastic
+from parts.residual import Connection, ConstrainedConnection, doubly_stochastic
 from parts.slots import BLOCK
 from parts.variant import Variant
 
