@@ -245,7 +245,7 @@ def main(argv):
     groups = {}
     for each in runs:
         groups.setdefault(each.arm, []).append(each.loss)
-    check_arms(groups, config)
+    check_arms(groups, config, without_loss={each.arm for each in rows} - {*groups, ""})
     for warning in warnings:
         print(folded(f"warning: {warning}"))
     groups = {config.base: groups.pop(config.base)} | groups
@@ -260,8 +260,12 @@ def main(argv):
         print(folded(note))
 
 
-def check_arms(groups, config):
-    """Raise UserError unless there are the base and another arm."""
+def check_arms(groups, config, without_loss):
+    """Raise UserError unless there are the base and another arm. without_loss: the arms of which no
+    run has ended."""
+    if len(groups) == 1 and without_loss:
+        what = f"{next(iter(groups))} is the only arm with a loss"
+        raise UserError(what, "runs", f"let a run of {', '.join(sorted(without_loss))} end")
     if len(groups) == 1:
         fix = f"add the runs of another arm, or is --arm_column={config.arm_column} right?"
         raise UserError(f"{next(iter(groups))} is the only arm", "runs", fix)

@@ -57,7 +57,7 @@ def model_card(name, architecture, parameters, trained, state):
         max_iters=trained["max_iters"],
         optimizer=trained["optimizer"],
         learning_rate=trained["learning_rate"],
-        loss=lowest_loss(state),
+        loss=loss_of(state),
     )
 
 
@@ -70,13 +70,16 @@ def hub_name(start):
     return None
 
 
-def lowest_loss(state):
-    """The lowest validation loss of a run and its step, as a text."""
+def loss_of(state):
+    """The validation loss of a checkpoint as a text: it knows its own if that is the lowest."""
     loss = state["best_val_loss"]
     if loss is None:
         return "not evaluated"
     bits = state.get("best_bits_per_byte")
     of_bytes = f", {bits:.4f} bits per byte" if bits is not None else ""
-    return (
-        f"{loss:.4f} nats{of_bytes}: the lowest on validation data, at step {state['best_step']:,}"
-    )
+    text = f"{loss:.4f} nats{of_bytes} on validation data"
+    best = state["best_step"]
+    if best == state["step"]:
+        return f"{text}, the lowest of the run"
+    text = f"not known at this step; the lowest of the run was {text}, at step {best:,}"
+    return f"{text}, which --checkpoint=best exports" if best else text

@@ -4,6 +4,7 @@ run of the first setting that has one, so no core waits for the last run of a ph
 """
 
 import contextlib
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +19,9 @@ from bench.settings import plan as plans
 from bench.settings.run import Worker, ended
 from bench.settings.setting import BASE_RUNS, CURVE_RUNS, PASSES, RATES, Course, tokens_of
 from common import files
+from common.errors import UserError
 from common.runtime import StopRequest, versions
+from tokens.token_files import is_prepared
 from training.run_folder import lock_run, read_rows
 
 POLL = 1  # seconds
@@ -29,6 +32,7 @@ FACTS = ("torch", "git_commit", "hardware")
 def main(argv, usage):
     """Measure what a command line asks for. Returns the exit status."""
     plan = plans.read(argv, usage)
+    check_datasets(plan)
     facts = versions()
     machine = {key: facts[key] for key in FACTS}
     courses = [Course(plan, setting, machine) for setting in plan.settings]
@@ -57,6 +61,20 @@ def main(argv, usage):
         print("stopped; the same command continues. Runs in progress begin anew.")
         return stop.status
     return 1 if failed else 0
+
+
+def check_datasets(plan):
+    """Raise UserError that names all datasets that the settings lack, if several are missing. One
+    alone is left to train.py, which prepares it, or says how."""
+    folders = [
+        Path(setting.values.get("data_dir", "data"), setting.values["dataset"])
+        for setting in plan.settings
+    ]
+    missing = [folder for folder in dict.fromkeys(folders) if not is_prepared(folder)]
+    if len(missing) > 1:
+        names = " ".join(folder.name for folder in missing)
+        fix = f"run `for name in {names}; do python prepare.py $name; done`"
+        raise UserError("datasets are missing", ", ".join(map(str, missing)), fix)
 
 
 def recognise(course, plan):

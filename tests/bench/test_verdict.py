@@ -297,6 +297,7 @@ def test_run_folders(tmp_path):
         ("arm,loss\nbaseline,1\nmine,2", ["--base=Baselin"], "did you mean baseline?"),
         ("arm,loss\nbaseline,1\nmine,2", ["--seed_column=run"], "--seed_column="),
         ("arm,loss\nbaseline,1\nbaseline,2", [], "--arm_column=arm right?"),
+        ("arm,loss\nbaseline,1\nmine,NA", [], "let a run of mine end"),
         ("arm,loss,x\nbaseline,,1\nmine,NA,2", [], "none of the 2 rows has a loss"),
         ("arm,loss\na,b,1", [], "runs.csv:2"),
         ("name,loss\nbaseline,1", [], "--arm_column="),

@@ -131,6 +131,9 @@ def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path):
     assert card.data.license == "unknown" and card.data.base_model is None
     for words in ("GPT2LMHeadModel", "chars", "scratch", f"{state['best_val_loss']:.4f}", "icence"):
         assert words in card.text, words
+    trained_on = state | {"step": state["step"] + 1}
+    later = model_card("x", "GPT2LMHeadModel", 1, trained, trained_on)
+    assert "not known at this step" in later and "--checkpoint=best" in later
 
     for start, base in {
         "gpt2": "openai-community/gpt2",
