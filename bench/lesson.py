@@ -9,6 +9,11 @@ On the page, this script writes what stands between <!--NAME--> and <!--/-->, fr
 pictures are the outputs of the notebook's cells whose ids begin with "picture-".
 """
 
+from common import early
+
+if __name__ == "__main__":
+    early.need(*early.ABLATE)
+
 import base64
 import json
 import re
