@@ -9,6 +9,11 @@ On the page, this script writes what stands between <!--NAME--> and <!--/-->, fr
 pictures are the outputs of the notebook's cells whose ids begin with "picture-".
 """
 
+from common import early
+
+if __name__ == "__main__":
+    early.need(*early.ABLATE)
+
 import base64
 import json
 import re
@@ -73,6 +78,9 @@ def text_of(name, worths):
         return f"{span(rows)} ×"
     if word == "helps":
         return helps(rows)
+    if word == "lowest":
+        row = rows.loc[rows.worth.idxmin()]
+        return f"{row.worth:.2f} × ({row.low:.2f} to {row.high:.2f})"
     return f"{rows[word].dropna().iloc[0]:.2f}"  # a cost, in the first setting that has it
 
 

@@ -51,6 +51,20 @@ def test_it_is_stored_with_its_outputs(name):
     assert (ROOT / f"docs/{name}.ipynb").stat().st_size < 400_000
 
 
+def test_an_exercise_has_room_for_an_answer_and_a_folded_solution():
+    cells = cells_of("gpt2_to_llama")
+    names = [cell["id"] for cell in cells]
+    exercises = [name for name in names if name.startswith("exercise-")]
+    solutions = [cell for cell in cells if "# @title Solution" in "".join(cell["source"])]
+    assert len(exercises) == len(solutions) == 5
+    for name in exercises:
+        answer = cells[names.index(name) + 1]
+        assert answer["cell_type"] == "code" and answer["source"] == ["# your answer"]
+    for cell in solutions:
+        folded = {"source_hidden": True, "outputs_hidden": True}
+        assert cell["metadata"]["jupyter"] == folded and cell["metadata"]["cellView"] == "form"
+
+
 @pytest.mark.parametrize("begins", ["import ast", "from bench.ablation import page_figures"])
 def test_the_cells_that_train_nothing_print_what_is_stored(begins, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

@@ -22,7 +22,8 @@ def table():
 
 
 def test_the_lines_of_the_diff_are_lines_of_the_models():
-    """A line with a minus stands in model.py alone, a line with a plus in model_llama.py alone."""
+    """A line with a minus stands in model.py alone, a line with a plus in model_llama.py alone, a
+    line with a space in both."""
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("model.py", "model_llama.py")]
     gpt2, llama = (text.splitlines() for text in texts)
     shown = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
@@ -32,6 +33,8 @@ def test_the_lines_of_the_diff_are_lines_of_the_models():
             assert line[1:] in gpt2 and line[1:] not in llama, line
         elif line.startswith("+"):
             assert line[1:] in llama and line[1:] not in gpt2, line
+        elif line.startswith(" "):
+            assert line[1:] in gpt2 and line[1:] in llama, line
         else:
             assert re.fullmatch("@@ .* @@", line), line
 
@@ -43,11 +46,13 @@ def test_the_numbers_are_those_of_the_rows(table):
 
 
 def test_no_number_is_typed():
-    """Outside of the filled places, claims, code and addresses there are only names with digits."""
-    text = re.sub(r"<!--[^/].*?<!--/-->|```.*?```|`[^`]*`", "", PAGE, flags=re.DOTALL)
+    """Outside of the filled places, claims, code, addresses and the plan of a lesson there are only
+    names with digits."""
+    text = re.sub(r"## For teachers.*?\n## ", "", PAGE, flags=re.DOTALL)
+    text = re.sub(r"<!--[^/].*?<!--/-->|```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
     text = re.sub(r"^\*\*Published:.*?\n\n", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"\]\([^)]*\)|^## \d\. ", "", text, flags=re.MULTILINE)
-    text = re.sub(r"GPT-2|LLaMA [23]|Mamba-2|95 % interval|step [23]", "", text)
+    text = re.sub(r"GPT-2|LLaMA (?:[23]|7B)|Mamba-2|95 % interval|step [23]", "", text)
     assert not re.findall(r".*\d.*", text)
     assert not re.findall(r"[^\n]\n<!--[^/]", PAGE)  # there, it ends a paragraph
 
@@ -72,7 +77,17 @@ def test_what_the_page_says_in_words(table):
     assert all(of("RoPE").median() > of(part).median() for part in [*small, "SwiGLU"])
     assert all((abs(of(part) - 1) < 0.1).mean() > 0.5 for part in small), "in most settings"
     assert min(small, key=lambda part: abs(of(part) - 1).max()) == "RMSNorm"
-    assert of("No biases", "llama").median() < 1
+    rms = table[table.part == "RMSNorm"]
+    assert ((rms.low < 1) & (rms.high > 1)).all(), "all its intervals contain one"
+    assert of("No biases", "llama").median() < 1 and of("No biases", "llama").min() > 0.9
+    lowest = table.loc[of("SwiGLU").idxmin()]
+    assert lowest.base == "gpt2" and lowest.high < 1, "in one GPT-2 it hurts"
+    for part in ("Muon", "QK norm"):
+        assert len(of(part, "gpt2")) == 1, "into one GPT-2, too"
+    others = set(table.part) - {*lesson.CHANGES.values()}
+    assert of("Muon").min() > max(of(part).max() for part in others - {"Muon"}), "in this list"
+    timed = [table[table.part == part] for part in re.findall("<!--step_time (.*?)-->", PAGE)]
+    assert {rows[rows.step_time.notna()].iloc[0].setting for rows in timed} == {"plays"}
     assert of("Muon").median() == max(of(part).median() for part in set(table.part))
     rows = table[table.part == "Value residual"].groupby("text").worth.median()
     assert rows["python"] > 1.1 > rows["plays"]
@@ -99,6 +114,10 @@ def test_the_pictures_are_those_of_the_notebook():
     stored = lesson.pictures_of(json.loads(lesson.NOTEBOOK.read_text(encoding="utf-8")))
     names = re.findall(r"\]\(gpt2_to_llama/(\w+)\.png\)", PAGE)
     assert sorted(names) == sorted(stored) == sorted(p.stem for p in lesson.PICTURES.iterdir())
+    cells = json.loads(lesson.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    (cell,) = [cell for cell in cells if cell["id"] == "picture-head"]
+    (printed,) = ["".join(each["text"]) for each in cell["outputs"] if "text" in each]
+    assert re.findall(r"(\d+\.\d) % in the head", printed) == re.findall(r"`(\d+\.\d) %`", PAGE)
     for name, content in stored.items():
         path = lesson.PICTURES / f"{name}.png"
         assert path.read_bytes() == content, "run `python -m bench.lesson`"
