@@ -167,7 +167,7 @@ def reset(part):
 class ShortConv(Part):
     """sum_j weight_(width - 1 - j) x_(t - j) + bias, j = 0 to width - 1, in each channel.
 
-    name: of the last width - 1 inputs in the cache, different from those of the layer's others.
+    name: of the last width - 1 inputs in the cache; each convolution of a layer has another.
     """
 
     def __init__(self, channels, width, bias, name="state"):

@@ -153,11 +153,13 @@ def group_of(named, weight_decay):
     }
 
 
-def names_of(model, attribute):
-    """The names of the parameters that the modules of a model name in an attribute."""
+def names_of(model, attribute, of_linear=()):
+    """The names of the parameters that the modules of a model name in an attribute; of_linear: of a
+    linear map without this attribute."""
     names = set()
     for prefix, module in model.named_modules():
-        names |= {f"{prefix}.{name}" for name in getattr(module, attribute, ())}
+        usual = of_linear if isinstance(module, torch.nn.Linear) else ()
+        names |= {f"{prefix}.{name}" for name in getattr(module, attribute, usual)}
     return names
 
 
@@ -165,12 +167,8 @@ def muon_names(model):
     """The names of the matrices in the blocks: the weights of their linear maps.
 
     A part overrides this with an attribute `muon`: the names of its own parameters to take."""
-    taken = set()
-    for prefix, module in model.named_modules():
-        linear = ("weight",) if isinstance(module, torch.nn.Linear) else ()
-        if prefix.startswith("blocks."):
-            taken |= {f"{prefix}.{name}" for name in getattr(module, "muon", linear)}
-    return taken
+    names = names_of(model, "muon", of_linear=("weight",))
+    return {name for name in names if name.startswith("blocks.")}
 
 
 def split_groups(groups, names):

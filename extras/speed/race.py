@@ -84,8 +84,8 @@ class Result:
 
 def race(entrant, out_dir, cache, limit=None):
     """The Result of a training command. It finds nothing compiled: `cache` is a new folder, also
-    for temporary files, among which torch keeps compiled headers. After `limit` seconds it is told
-    to save and stop. Raises Failure if it fails."""
+    for temporary files, among which torch keeps compiled headers. After `limit` seconds a signal
+    makes it save and stop. Raises Failure if it fails."""
     cache.mkdir(parents=True)
     environment = dict(os.environ)
     environment["PYTHONUNBUFFERED"] = "1"

@@ -1,5 +1,5 @@
-"""docs/gpt2_to_llama.md: its lines of code are those of the two models, its numbers those of the
-stored rows, its claims those of config/answer/page.py, its pictures those of the notebook."""
+"""docs/gpt2_to_llama.md: its lines of code stand in the two models, its numbers follow from the
+stored rows, its claims stand in config/answer/page.py, its pictures come from the notebook."""
 
 import json
 import re
