@@ -219,6 +219,19 @@ def test_rounding_and_other_names_are_no_difference():
     assert identity.differences(old, new) == []
 
 
+def test_a_moment_differs_more_between_two_kinds_of_cpu():
+    old = line_of("gpt2/small", "base")["numbers"]
+    new = copy.deepcopy(old)
+    new["norms"]["wte.weight"][1] *= 1.002
+    assert identity.differences(old, new) == []
+    new["norms"]["wte.weight"][1] *= 1.02
+    (text,) = identity.differences(old, new)
+    assert text.startswith("norms wte.weight, moment 1")
+    new = copy.deepcopy(old)
+    new["norms"]["wte.weight"][0] *= 1.002  # the weights themselves do not
+    assert len(identity.differences(old, new)) == 1
+
+
 def test_an_arm_takes_the_id_of_the_fingerprint_that_agrees(planned, monkeypatch, capsys):
     monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [number]})
     ids = []
