@@ -26,7 +26,7 @@ from bench.ablation import (
 from bench.ablation.caveats import replicate_differs
 from bench.ablation.comparisons import TEST
 from bench.ablation.worth import TOKENS_OF_A_MARGIN, Z
-from bench.settings import worths
+from bench.settings import held_out, worths
 from common.files import write as write_file
 
 BASES = {"llama": "LLaMA", "gpt2": "GPT-2"}
@@ -259,9 +259,10 @@ def multiple(value, low=math.nan, high=math.nan):
 
 class Page:
     """The content of the page, for the templates. sections: {folder below the answer: Section}.
-    planned: [worths.Measured] of the planned settings that have run."""
+    planned: [worths.Measured] of the planned settings that have run. tested: [Prediction] of the
+    settings of the test."""
 
-    def __init__(self, config, sections, planned=()):
+    def __init__(self, config, sections, planned=(), tested=()):
         self.config = config
         self.planned = planned
         self.settings = []
@@ -284,13 +285,13 @@ class Page:
         for part in self.parts:
             part.effect = fitted.get(part.name)
         self.parts.sort(key=order)  # stable: parts without a prediction keep the config's order
-        left_out = []
-        if len(self.modelled) > effects.LEAST_SETTINGS:
-            left_out = predictions.leave_one_out(worths)
-        self.scores = None
+        left_out = predictions.leave_one_out(worths)
+        self.scores = {}  # {what was predicted: its scores}
         if left_out:
-            shares = predictions.brier_of_shares(left_out)
-            self.scores = predictions.scores(left_out) | {"brier_shares": shares}
+            shares = {"brier_shares": predictions.brier_of_shares(left_out)}
+            self.scores["each setting, from the others"] = predictions.scores(left_out) | shares
+        if tested:
+            self.scores["the settings of the test"] = predictions.scores(tested)
         self.test = self.on_test_split()
 
     def named(self, section, base):
@@ -404,7 +405,8 @@ def write(config, folders, out):
     for folder in folders:
         sections += report.judge([folder])
     named = {os.path.relpath(section.folders[0], out): section for section in sections}
-    page = Page(config, named, planned=worths.load(out / "settings"))
+    planned = worths.load(out / "settings")
+    page = Page(config, named, planned, tested=held_out.scored(out / "settings"))
     with matplotlib.rc_context(figures.STYLE):
         pictures = pictures_of(page)
         for key, figure in pictures.items():

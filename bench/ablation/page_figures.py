@@ -4,7 +4,6 @@ the data lack."""
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scipy import stats
 
 from bench.ablation import tables
 from bench.ablation.figures import (
@@ -119,9 +118,3 @@ def on_test_split(estimates):
         return None
     tests = [[row[key] for key in tables.TEST] for row in rows]
     return differences(rows, tests, ("validation", "test"), share=0.5)[0]
-
-
-def rank_correlation(first, second):
-    """Spearman's correlation as text, with the number of parts."""
-    value = stats.spearmanr(first, second).statistic
-    return f"{value:.2f} of {len(first)}".replace("-", "\u2212")

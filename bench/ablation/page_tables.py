@@ -5,7 +5,7 @@ import math
 
 import pandas as pd
 
-from bench.ablation import effects, figures, page_figures, tables
+from bench.ablation import effects, factors, figures, tables
 from bench.ablation.tables import DASH, known, number
 from bench.settings import table, worths
 
@@ -39,31 +39,17 @@ def settings_table(page):
     return pd.DataFrame(rows) if rows else None
 
 
-def correlations_table(page):
-    """The rank correlation of what the parts change in nats between any two settings of the model,
-    and the number of parts that both measured."""
-    settings = page.modelled
-    if len(settings) < 2:
-        return None
-    rows = []
-    for place, setting in enumerate(settings[1:], 1):
-        row = {"setting": setting.name} | {other.name: DASH for other in settings[:-1]}
-        for other in settings[:place]:
-            pairs = [(part.at(setting.folder), part.at(other.folder)) for part in page.parts]
-            pairs = [pair for pair in pairs if all(pair)]
-            if len(pairs) > 2:
-                here = [found.row["difference"] for found, _ in pairs]
-                there = [found.row["difference"] for _, found in pairs]
-                row[other.name] = page_figures.rank_correlation(here, there)
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
 def scores_table(page):
-    """How good the predictions of one setting from the others are."""
-    scores = page.scores
-    if not scores:
+    """How good the predictions are, a column for each kind of them."""
+    columns = {heading: texts_of(scores) for heading, scores in page.scores.items()}
+    if not columns:
         return None
+    frame = pd.DataFrame(columns).fillna(DASH)
+    return frame.rename_axis("predicted").reset_index()
+
+
+def texts_of(scores):
+    """The scores of some predictions, as {their name: text}."""
     ends = ""
     if known(scores["coverage_low"]):
         ends = f" [{scores['coverage_low']:.2f}, {scores['coverage_high']:.2f}]"
@@ -72,12 +58,14 @@ def scores_table(page):
         "predictions": f"{scores['n']}",
         "coverage [95 %, by setting]": f"{scores['coverage']:.2f}{ends}",
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
-        "Brier score of the part's share in the other settings": f"{scores['brier_shares']:.3f}",
-        "Brier score of the best constant": f"{scores['brier_constant']:.3f}",
-        "signs called": f"{scores['called']}",
-        "wrong among these": number(scores["wrong"], ".0%"),
     }
-    return pd.DataFrame(texts.items(), columns=["each setting, from the others", ""])
+    if "brier_shares" in scores:
+        name = "Brier score of the part's share in the other settings"
+        texts[name] = f"{scores['brier_shares']:.3f}"
+    texts["Brier score of the best constant"] = f"{scores['brier_constant']:.3f}"
+    texts["signs called"] = f"{scores['called']}"
+    texts["wrong among these"] = number(scores["wrong"], ".0%")
+    return texts
 
 
 def tests_table(page):
@@ -139,12 +127,35 @@ def plan_table(page):
     return pd.DataFrame(rows) if rows else None
 
 
+def factors_table(page):
+    """The worth of each part at one level of each factor over its worth at the other, by the means
+    over the planned settings; a star marks the factors that the part depends on."""
+    columns, found = worths.table(page.planned)
+    if not found:
+        return None
+    levels = pd.DataFrame({each.name: each.facts["factors"] for each in page.planned}).T
+    levels = levels.loc[list(dict.fromkeys(columns["setting"]))]
+    levels = levels.loc[:, levels.nunique() == 2]
+    named = factors.depends_on(columns, levels)
+    frame = pd.DataFrame(columns).merge(levels, left_on="setting", right_index=True)
+    rows = []
+    for part, own in frame.groupby("part", sort=False):
+        row = {"part": part}
+        for factor in levels:
+            low, high = sorted(levels[factor].unique())
+            means = own.groupby(factor)["log_worth"].mean()
+            ratio = number(math.exp(means.get(high, math.nan) - means.get(low, math.nan)), ".2f")
+            row[f"{factor}: {high} ÷ {low}"] = f"{ratio} *" if factor in named[part] else ratio
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
 TABLES = {
     "planned": planned_table,
     "plan": plan_table,
+    "factors": factors_table,
     "scores": scores_table,
     "settings": settings_table,
-    "correlations": correlations_table,
     "tests": tests_table,
     "recipe": recipe_table,
 }

@@ -34,12 +34,6 @@ def planned_runs(plan, seeds):
     return counts | dict.fromkeys(control, of_replicate)
 
 
-def tried_seeds(runs):
-    """{arm: [seed]} of the reported runs that ended, including failed ones."""
-    reported = runs[runs.current & (runs.purpose == "report")]
-    return {arm: sorted(set(seeds.tolist())) for arm, seeds in reported.groupby("arm").seed}
-
-
 def welch(sd, n, control_sd, control_n):
     """(standard error, degrees of freedom) of Welch's test for these groups; arrays or numbers."""
     arm = sd**2 / n

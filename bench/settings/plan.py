@@ -23,6 +23,7 @@ from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig
 
 HELD_OUT = "held_out"  # --settings=held_out names all settings of the test
+PREDICTIONS = "predictions.json"  # in out_dir: what is predicted for the settings of the test
 
 
 @dataclass

@@ -46,6 +46,7 @@ def main(argv, usage):
         print_plan(plan, courses)
         return 0
 
+    check_predicted(plan)
     plan.out.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(lock_run(plan.out)):
         stop = StopRequest()
@@ -75,6 +76,14 @@ def check_datasets(plan):
         names = " ".join(folder.name for folder in missing)
         fix = f"run `for name in {names}; do python prepare.py $name; done`"
         raise UserError("datasets are missing", ", ".join(map(str, missing)), fix)
+
+
+def check_predicted(plan):
+    """Raise UserError if a setting of the test would run before it is predicted."""
+    test = [setting.name for setting in plan.settings if setting.held_out]
+    if test and not (plan.out / plans.PREDICTIONS).exists():
+        fix = f"run `python -m bench.settings.held_out {plan.out}`, and commit what it writes"
+        raise UserError("settings of the test are not predicted yet", ", ".join(test), fix)
 
 
 def recognise(course, plan):

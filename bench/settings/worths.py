@@ -201,9 +201,11 @@ def means_of(curve):
     return np.array([[point[1]] for point in curve.points])
 
 
-def table(measured):
-    """{column: [values]} of all worths, for effects.fit, and the list of Worth."""
-    found = [worth for each in measured if each.admitted for worth in worths_of(each)]
+def table(measured, held_out=False):
+    """{column: [values]} of all worths, for effects.fit, and the list of Worth: of the planned
+    settings, or of those that are held out for the test."""
+    chosen = [each for each in measured if each.facts["held_out"] == held_out]
+    found = [worth for each in chosen if each.admitted for worth in worths_of(each)]
     columns = {
         "part": [worth.part for worth in found],
         "setting": [worth.setting for worth in found],

@@ -104,7 +104,13 @@ def _half_the_heads(values):
     return values["n_head"] // 2  # of three heads, one is left
 
 
+_five = [arms[name] for name in ("RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head")]
+
 more_arms = {
+    "All five together": dict(  # from GPT-2 to LLaMA, and back
+        put_in={key: value for part in _five for key, value in part["put_in"].items()},
+        take_out={key: value for part in _five for key, value in part["take_out"].items()},
+    ),
     "Attention gate": dict(attn_extra="gate_head"),
     "Input skip": dict(residual="scaled"),
     "Window": dict(window=_quarter_of_the_context),

@@ -17,6 +17,7 @@ from common.errors import UserError
 
 ANSWER = "config/answer/settings.py"
 STEPS = 40
+MLP = {"gpt2": {}, "llama": {"multiple_of": 8}}
 ELSEWHERE = {"put_in": {"conv": 4}, "only": {"model": "gpt2"}}  # a part for other settings
 
 
@@ -123,6 +124,10 @@ def test_further_parts_run_only_when_they_are_named(answer):
                 assert base_model(arm.values) != base_model(each.values)
     parts = {part.name: part for part in named.parts}
     for each in answer.settings:
+        five = parts["All five together"].arm(each.values)
+        check_arm(five, each.values)
+        other = {"gpt2": "llama", "llama": "gpt2"}[each.values["model"]]
+        assert base_model(five.values) == base_model(each.values | {"model": other} | MLP[other])
         heads = parts["Wide heads"].arm(each.values).changes["n_head"]
         assert each.values["n_embd"] // heads == 64
         window = parts["Window"].arm(each.values).changes["window"]
