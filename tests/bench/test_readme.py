@@ -5,17 +5,8 @@ import re
 
 import pytest
 
+from bench.lesson import CHANGES
 from common.files import ROOT
-
-CHANGES = {  # row of the table: the part on the page
-    "learned positions → RoPE": "RoPE",
-    "GELU → SwiGLU": "SwiGLU",
-    "LayerNorm → RMSNorm": "RMSNorm",
-    "biases → none": "No biases",
-    "tied → untied output matrix": "Untied head",
-    "all five": "All five together",
-}
-
 
 def rows_of(path):
     """{first cell: the other cells} of the tables of a Markdown file."""
