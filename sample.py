@@ -27,6 +27,7 @@ if __name__ == "__main__":  # before the other imports, which take seconds
 
 import json
 import os
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -389,7 +390,12 @@ def main(argv):
     # moved: for a key of another command, load raises this whole command, with the values in argv.
     given = configurator.load(argv, [SampleConfig], __doc__, renamed=moved(argv))
     if given.words:
-        raise UserError(f"cannot read {given.words[0]}", "command line", "write --key=value")
+        word = given.words[0]
+        fix = "write --key=value"
+        if Path(word, "ckpt").is_dir():
+            words = ["python", "sample.py", *given.texts.values(), f"--out_dir={word}"]
+            fix = f"run `{shlex.join(words)}`"
+        raise UserError(f"cannot read {word}", "command line", fix)
     config = build_config(given.values)
     texts = read_prompts(config.start, config.prompts)  # first, so that a mistake shows at once
     device, dtype = choose_device(config)

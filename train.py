@@ -393,7 +393,8 @@ def train(run, log):
         if log.broken and not stop.status:  # nothing takes our output any more (`| head`): stop
             stop.status = errors.BROKEN_PIPE
 
-    if stop.status and run.saved != run.step:
+    # Also before the first step: the keys that a resume overrides are saved with the checkpoint.
+    if stop.status and (run.saved != run.step or clock.is_new):
         save(run)
     return stop.status, clock.median_speed()
 

@@ -19,14 +19,14 @@ docs/is_my_change_real.md shows three examples.
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-import difflib
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from bench.verdict_rows import KNOWN, last_of_each, read
 from common.configurator import Range, build, load
-from common.errors import UserError, folded, printable, run
+from common.errors import UserError, folded, nearest, printable, run
 
 ERROR = 0.05  # of all verdicts together
 LEAST_RUNS = 3  # of an arm and of the base, for a verdict
@@ -253,7 +253,8 @@ def main(argv):
         notes += print_settings(runs, config)
     else:
         notes += print_arms(groups, config)
-    alike = [arm for arm in groups if any(are_alike(arm, other) for other in groups)]
+    counts = Counter(arm.casefold() for arm in groups)
+    alike = [arm for arm in groups if counts[arm.casefold()] > 1]
     if alike:
         notes.append(f"These arms differ only in case: {', '.join(alike)}.")
     for note in notes:
@@ -270,14 +271,8 @@ def check_arms(groups, config, without_loss):
         fix = f"add the runs of another arm, or is --arm_column={config.arm_column} right?"
         raise UserError(f"{next(iter(groups))} is the only arm", "runs", fix)
     if config.base not in groups:
-        near = [arm for arm in groups if are_alike(arm, config.base)]
-        near += difflib.get_close_matches(config.base, groups, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"--base= names one of: {', '.join(groups)}"
+        fix = nearest(config.base, groups) or f"--base= names one of: {', '.join(groups)}"
         raise UserError(f"no arm {config.base}", "base", fix)
-
-
-def are_alike(name, other):
-    return name != other and name.casefold() == other.casefold()
 
 
 def print_arms(groups, config):

@@ -6,6 +6,7 @@ train.py.
 import csv
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,10 @@ def read(paths, config, typed):
     for name in paths:
         path = Path(name)
         suffix = path.suffix.lower()
+        folder = path.parent if path.name == "rows.jsonl" else path
+        if (folder / "sweep.json").exists():
+            fix = f"run `python bench/report.py {shlex.quote(str(folder))}`"
+            raise UserError("this is a sweep of bench/ablate.py", name, fix)
         if path.is_dir():
             runs.append(run_of_folder(path))
         elif not path.exists():

@@ -14,7 +14,6 @@ shown by --help=all only. A class may list the keys that come first in OFTEN.
 
 import ast
 import contextlib
-import difflib
 import inspect
 import io
 import json
@@ -31,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from common import commands, files
-from common.errors import UserError, one_line, speaks
+from common.errors import UserError, nearest, one_line, speaks
 
 
 @dataclass(frozen=True)
@@ -173,10 +172,7 @@ def find(key, known, renamed, where):
     if key in renamed:
         raise UserError(f"{key} is not a key here", where, renamed[key])
     fix = "--help lists the keys; start the name of a variable of your own with _"
-    near = difflib.get_close_matches(key, known, n=1)
-    if near:
-        fix = f"did you mean {near[0]}?"
-    raise UserError(f"unknown key {key}", where, fix)
+    raise UserError(f"unknown key {key}", where, nearest(key, known) or fix)
 
 
 def find_file(path):
@@ -194,7 +190,9 @@ def compile_file(path):
         code = compile(tree, path, "exec")
     except OSError as error:
         what = f"cannot read the config file: {error.strerror}"
-        raise UserError(what, path, "check the path; config/ holds examples") from None
+        ours = [str(file.relative_to(files.ROOT)) for file in files.ROOT.glob("config/**/*.py")]
+        near = "" if os.path.exists(path) else nearest(path, ours)
+        raise UserError(what, path, near or "check the path; config/ holds examples") from None
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # also: not utf-8
         what = getattr(error, "msg", None) or one_line(error) or "it is nested too deep"
         line = getattr(error, "lineno", None) or 1

@@ -64,6 +64,15 @@ def one_line(error, most=160):
     return printable(" ".join(text.split()))[:most]
 
 
+def nearest(name, known):
+    """What to do about a name that is not known: a question with the most similar one, or ""."""
+    import difflib
+
+    alike = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(name.casefold(), alike, n=1)
+    return f"did you mean {alike[near[0]]}?" if near else ""
+
+
 def folded(text, indent=2, stream=None):
     """Prepare a line for a stream (None: stdout): without control characters. On a terminal it is
     folded between words, with `indent` spaces before each further line. Elsewhere it stays one

@@ -1,10 +1,12 @@
 """
 Is a run healthy?
 
-    python -m extras.doctor config/llama_shakespeare.py --device=cpu
+    python -m extras.doctor
+    python -m extras.doctor config/gpt2_124m.py --compile=False
 
 checks device, disk, data, model and optimizer, and prints a line for each, with a fix if something
-is wrong. The arguments are train.py's. It takes steps by train.train_step, on copies of the run,
+is wrong. The arguments are train.py's; without a config file, a dataset or weights, the run is that
+of README's first command. It takes steps by train.train_step, on copies of the run,
 and writes nothing.
 """
 
@@ -34,14 +36,19 @@ from training.run_folder import check_out_dir
 from training.settings import read_config
 from training.step_costs import room, size
 
+QUICKSTART = "config/llama_shakespeare.py"  # README's first command
 SEARCHED = 20_000_000  # tokens of the train split searched for validation text
 OVERFIT_STEPS = 200
 OVERFIT_SECONDS = 60
 
 
 def read(argv):
-    """The Settings of a command line."""
-    return read_config(argv, __doc__, program="extras.doctor")
+    """The Settings of a command line; of the QUICKSTART if it names nothing to train."""
+    settings = read_config(argv, __doc__, program="extras.doctor")
+    given = settings.command_line
+    if given.files or not given.typed.keys().isdisjoint({"dataset", "init_from"}):
+        return settings
+    return read_config([QUICKSTART, *argv], __doc__, program="extras.doctor")
 
 
 def main(argv):

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from common import files
-from common.errors import Failure, StopSignals, UserError
+from common.errors import Failure, StopSignals, UserError, folded
 from tokens.tokenizer import check_form, tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
@@ -142,7 +142,7 @@ def replacing(folder, stops):
     """Do what `replaced` does, for the only process that prepares this dataset."""
     stops.wait()
     recover(folder)
-    before = known_splits(folder)
+    before = known_meta(folder)
     new = files.partial(folder)
     try:
         stops.at_once()
@@ -157,17 +157,18 @@ def replacing(folder, stops):
     finally:
         stops.wait()
         recover(folder)
-    if before is not None and before != known_splits(folder):
-        print("  NOTE: the dataset that had this name had other tokens:")
-        print("  runs that trained on it resume only with --allow_data_change.")
+    if before and before["splits"] != known_meta(folder).get("splits"):
+        what = f"this replaced the dataset made from {before.get('source')}, which had other tokens"
+        more = "runs that trained on it resume only with --allow_data_change"
+        print(folded(f"  NOTE: {what}: {more}; another name keeps both"))
 
 
-def known_splits(folder):
-    """The splits in meta.json, None if there is no dataset, or a damaged one."""
+def known_meta(folder):
+    """The content of meta.json, {} if there is no dataset, or a damaged one."""
     try:
-        return load_meta(folder)["splits"]
+        return load_meta(folder)
     except UserError:
-        return None
+        return {}
 
 
 @contextlib.contextmanager
@@ -213,7 +214,7 @@ def recover(folder):
             old.rename(folder)
             continue
         ours = FILES
-        if "test" in (known_splits(old) or {}):
+        if "test" in known_meta(old).get("splits", {}):
             ours += TEST_FILES
         for path in sorted(old.iterdir(), key=lambda path: path.name == "meta.json"):
             if path.name in ours and not path.is_dir():

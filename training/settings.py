@@ -61,6 +61,7 @@ class TrainConfig:
     optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: of the blocks' matrices; AdamW for the rest
     adam_rate: PositiveFloat = 1.0  # with muon: AdamW's rate, as a multiple of learning_rate
     schedule: Literal[*SCHEDULE] = "cosine"
+    #: the first steps, in which the rate rises; a resumed run goes on where its schedule was
     warmup_iters: NonNegativeInt = 2000
     lr_decay_iters: NonNegativeInt | None = None  # step that reaches min_lr; None: max_iters
     min_lr: NonNegativeFloat | None = None  # end of the schedule; None: a tenth of learning_rate
@@ -212,6 +213,7 @@ def read_config(argv, usage, own=None, program="train.py"):
     if init_from == "resume":
         folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
         state, stored, tokenizer = checkpoint.read(folder)
+        del values["init_from"]  # the stored one stays: the model card names the base
         values = resume_values(stored, values, folder, keys(own) if own else {})
     elif init_from != "scratch" and checkpoint.steps(init_from):
         folder = checkpoint.find(init_from)

@@ -25,7 +25,17 @@ license: unknown
 | base | {base} |
 | data | {dataset}, {vocab_size:,} different tokens; fingerprint {fingerprint} |
 | training | {step:,} of {max_iters:,} steps, {optimizer}, learning rate {learning_rate:g} |
+| context | {block_size:,} tokens |
 | loss | {loss} |
+
+```python
+from transformers import pipeline
+
+write = pipeline("text-generation", model="{name}")
+print(write("The", max_new_tokens={new_tokens})[0]["generated_text"])
+```
+
+With nanoparts: `python sample.py --init_from={name}`
 
 **Licence.** The checkpoint does not know it. The terms of the text, and of the weights that the run
 began with, may hold for these weights too: before you publish them, put a licence in place of
@@ -53,6 +63,8 @@ def model_card(name, architecture, parameters, trained, state):
         dataset=printable(trained["dataset"]),
         vocab_size=trained["vocab_size"],
         fingerprint=state["data"],
+        block_size=trained["block_size"],
+        new_tokens=min(100, trained["block_size"] // 2),  # which its positions have room for
         step=state["step"],
         max_iters=trained["max_iters"],
         optimizer=trained["optimizer"],

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from common.configurator import allowed, keys
-from common.errors import UserError
+from common.errors import UserError, nearest
 from parts.architectures import ARCH, configure
 from parts.costs import needed
 from parts.variant import VariantConfig
@@ -74,7 +74,8 @@ def axis(config, base):
     slot = config.axis
     if not words_of(slot):
         slots = [key for key in [*keys(VariantConfig), *TRAINING_AXES] if words_of(key)]
-        raise UserError(f"no axis {slot}", "axis", "choose from " + ", ".join(slots))
+        fix = nearest(slot, slots) or f"choose from {', '.join(slots)}"
+        raise UserError(f"no axis {slot}", "axis", fix)
     here = base_model(base)
     default = getattr(TrainConfig if slot in TRAINING_AXES else here, slot)
     arms = []
@@ -106,7 +107,7 @@ def by_hand(config, base):
     for name, changes in (config.arms or {}).items():
         named = isinstance(name, str) and re.fullmatch(r"[\w=.+, -]+", name)
         if not named or not isinstance(changes, dict) or not changes:
-            fix = 'write arms = {"rope": dict(position="rope")}'
+            fix = 'write arms={"alibi": {"position": "alibi"}}'
             raise UserError("an arm is a name and its changes", f"arms: {name!r}", fix)
         arms.append(Arm(name, dict(changes)))
     return arms

@@ -73,6 +73,9 @@ def doing(what):
 def print_plan(sweep, jobs):
     """Print the arms, the runs that are left, their time, and what they can show."""
     Output(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
+    if any((arm.match or {}).get("adjusted") for arm in sweep.arms.values()):
+        match = sweep.config.match
+        say(f"mlp_width is set so that each arm costs what the base does (--match={match})")
     if not jobs:
         say("nothing left to run")
         return

@@ -42,7 +42,7 @@ class AblateConfig:
     out_dir: PathName = "out-ablate"  # the folder of the sweep
     # the arms
     design: Words(DESIGN, several=True) = ""  # what chooses the arms; several with commas
-    arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
+    arms: dict | None = None  # arms by hand: '{"alibi": {"position": "alibi"}}'
     also: dict | str | None = None  # further columns: {"small": dict(n_embd=64)}; --also=small
     axis: str | None = None  # the slot whose words are all tried; replaces a design without axis
     match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share

@@ -142,9 +142,11 @@ class Sweep:
         self.rows = {runs.key(row): row for row in current if row["status"] != "failed"}
         if len(stored) > len(current):
             number = len(stored) - len(current)
+            others = sorted({row["arm"] for row in stored} - self.arms.keys())
+            named = f" ({', '.join(others)})" if others else ""
             say(
-                f"{number} rows here come from other code, another configuration or other arms: "
-                "they are left out"
+                f"{number} rows here come from other code, another configuration or other arms"
+                f"{named}: they stay, and the report is without them (another --out_dir keeps both)"
             )
         if stored:
             say(f"{len(self.rows)} runs are done already")

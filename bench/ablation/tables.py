@@ -128,8 +128,8 @@ def sign_on_test(row):
 
 
 def verdicts_table(section):
-    """Each change beside the runs of the base, and of base again if that has the same learning
-    rate."""
+    """Each change beside the runs of the base and of base again, pooled if both have the same
+    learning rate."""
     rows = []
     for row in section.verdicts.to_dict("records"):
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}

@@ -18,7 +18,7 @@ from common.configurator import (
     load,
 )
 from common.configurator import print_help as print_help_of
-from common.errors import UserError
+from common.errors import UserError, nearest
 from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig
 
@@ -33,7 +33,8 @@ class SettingsConfig:
     #: {name: keys of train.py}; typed: names with commas, held_out, or a number: the first of them
     settings: dict | str | None = None
     held_out: dict | None = None  # settings of the test, which run only when they are named
-    #: {part: {"put_in": changes, "take_out": changes}}, or {part: changes}; typed: names or a dict
+    #: typed: names, RoPE,"QK norm", or parts of your own, '{"mine": {"mlp": "my_word"}}', or, where
+    #: a base has it, '{"mine": {"put_in": {...}, "take_out": {...}}}'; None: all of the file's
     arms: dict | str | None = None
     #: further parts, which run only when --arms names them
     more_arms: dict | None = None
@@ -192,7 +193,8 @@ def chosen_parts(parts, more_parts, typed):
 def pick(named, name, key):
     """named[name]. Raises UserError if there is none."""
     if name not in named:
-        raise UserError(f"no {key} called {name}", key, f"choose from {', '.join(named)}")
+        fix = nearest(name, named) or f"choose from {', '.join(named)}"
+        raise UserError(f"no {key} called {name}", key, fix)
     return named[name]
 
 

@@ -81,6 +81,7 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     drive(arm(crash=dict(norm="dyt"), rope=dict(position="rope")), "--seeds=2", "--screening")
     assert steps_of(rows["rope", 0, 1, "report"]) == steps
     assert len(read_rows(out / "rows.jsonl")) == 12  # the two that failed are tried again
+    assert "other arms (hang): they stay" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("kind", ["pipe", "closed"])
@@ -195,6 +196,7 @@ def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys):
     wanted = "37 runs: 37 to report\n2 at a time: about"
     assert "5 runs of an arm beside 12 of the base show a difference of 2.1 standard" in printed
     assert "80 times in 100, and a tie within 2.1" in " ".join(printed.split())
+    assert "mlp_width is set so that each arm costs what the base does (--match=params)" in printed
     assert not out.exists() and wanted in printed and "and 30 more runs" in printed
     lines = printed.splitlines()
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]

@@ -89,9 +89,9 @@ def test_the_command_line_narrows_the_plan():
     assert named.config.passes == 2
     mine = plans.read([ANSWER, '--arms={"mine": {"qk_norm": "head"}}'], "")
     assert mine.parts[0].put_in == {"qk_norm": "head"}
-    for wrong in ("--settings=c99", "--arms=Rope", "--pass=1"):
-        with pytest.raises(UserError):
-            plans.read([ANSWER, wrong], "")
+    for wrong, fix in (("settings=x", "c04"), ("arms=rope", "mean RoPE"), ("pass=1", "--passes=1")):
+        with pytest.raises(UserError, match=fix):
+            plans.read([ANSWER, f"--{wrong}"], "")
 
 
 def test_a_part_is_taken_out_of_a_base_that_has_it(answer):

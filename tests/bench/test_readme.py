@@ -8,6 +8,7 @@ import pytest
 from bench.lesson import CHANGES
 from common.files import ROOT
 
+
 def rows_of(path):
     """{first cell: the other cells} of the tables of a Markdown file."""
     rows = {}

@@ -149,7 +149,7 @@ def test_text_explains_the_columns_that_are_there(written, tmp_path, tables_alon
     report.write(report.judge([tmp_path]))
     assert [words for words in explained if words in text_of(tmp_path)] == ["corrected"]
     for text in (text_of(written), text_of(tmp_path)):
-        assert "replicate" not in text
+        assert "replicate" not in text and "the base and of base again, pooled" in text
 
 
 def test_pictures_are_files(written):

@@ -322,6 +322,12 @@ def test_other_files_are_refused(tmp_path, name, fix):
         verdict.main([str(tmp_path / name)])
 
 
+@pytest.mark.parametrize("name", ["", "/rows.jsonl"])
+def test_the_runs_of_a_sweep_have_a_report(name):
+    with pytest.raises(UserError, match="run `python bench/report.py bench/results/answer/gpt2`"):
+        verdict.main([f"bench/results/answer/gpt2{name}"])
+
+
 def test_neither_torch_nor_pandas_is_imported(tmp_path):
     """And --help does not wait for numpy."""
     file = csv_of(tmp_path / "runs.csv", {"baseline": BASE, "mine": LOWER})

@@ -99,6 +99,7 @@ def test_values(text, key, value):
         ("--batch_size=1e30", "batch_size is too large"),
         ("--old=1", "old is not a key here.*use --new"),
         ("missing.py", "cannot read the config file.*missing.py.*config/ holds examples"),
+        ("config/llama_shakspeare.py", "did you mean config/llama_shakespeare.py?"),
     ],
 )
 def test_mistakes_on_the_command_line(text, words):

@@ -44,6 +44,13 @@ def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_config_the_doctor_checks_what_readme_begins_with():
+    chosen = {"": "shakespeare_char", "--device=cpu": "shakespeare_char", "--dataset=mine": "mine"}
+    for words, dataset in chosen.items():
+        config = doctor.read(words.split()).config
+        assert config.dataset == dataset
+
+
 def test_doctor_after_training(data_dir, tmp_path, capsys):
     run = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=30")
     train.main(run)

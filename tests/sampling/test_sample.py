@@ -178,6 +178,7 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--start=a", "--prompts=b"], "prompts does not go with start"),
         (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
         (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
+        (["run", "--start=a b"], "run `python sample.py .*'--start=a b' --out_dir=run`"),
         (["--out_dir=nowhere"], "no checkpoint here.*nowhere.*name run"),
         (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
     ],

@@ -132,7 +132,7 @@ def test_a_dataset_is_replaced_as_a_whole_and_what_is_the_users_stays(book, caps
     before = contents_of_set()
     prepare.prepare("mybook", book, "byte")
     assert load_meta("data/mybook")["tokenizer"] == "byte" and contents_of_set() != before
-    assert "had other tokens" in capsys.readouterr().out
+    assert "replaced the dataset made from book.txt, which had other" in capsys.readouterr().out
     assert Path("data/mybook/notes").is_dir()
     assert Path("data/mybook/input.txt").read_text() == "mine, and short"
     prepare.prepare("mybook")  # no --input: input.txt

@@ -236,8 +236,11 @@ def test_pretrained_weights_go_on_training(pretrained, data_dir, tmp_path, resum
     scored = dict(losses(out, "val_loss"))
     assert abs(scored[0] - expected) < 1e-5 and scored[2] != scored[0]
     assert json.loads((out / "config.json").read_text())["model"] == "llama"
-    assert not resume("run")  # it knows its width without the folder
-    assert checkpoint.open_run(out)[0].blocks[0].mlp.gate.weight.shape == (40, 24)
+    for steps in (3, 4):  # it knows its width without the folder, and where it began
+        assert not resume("run", f"--max_iters={steps}")
+    model, _, config, _ = checkpoint.open_run(out)
+    assert model.blocks[0].mlp.gate.weight.shape == (40, 24)
+    assert config["init_from"] == str(tmp_path / "hf")
 
 
 def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monkeypatch, capsys):

@@ -77,6 +77,17 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(start, resume, tmp_path
     assert best[0] == best[1]
 
 
+def test_a_resume_that_is_stopped_before_its_first_step_keeps_its_keys(start, resume, tmp_path):
+    def stop(run):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    start("run", "--max_iters=2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "evaluation_due", stop)
+        assert resume("run", "--max_iters=4") == 143
+    assert not resume("run") and checkpoint.steps(tmp_path / "run") == [2, 4]
+
+
 def test_looking_changes_no_training_loss(start, tmp_path):
     start("a", "--max_iters=6 --dropout=0.1 --eval_interval=6")
     start("b", "--max_iters=6 --dropout=0.1 --eval_interval=1 --eval_tokens=100")

@@ -1,6 +1,7 @@
 """Runs written for Hugging Face: folders that transformers opens."""
 
 import random
+import re
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def test_a_dest_that_appears_meanwhile_stays(tmp_path):
 # ---------------------------------------------------------------- the model card
 
 
-def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path):
+def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path, monkeypatch):
     """It is read by Hugging Face's own library, which refuses a card without its first block."""
     main([f"--out_dir={runs / 'gpt2'}", f"--dest={tmp_path / 'hf'}"])
     card = huggingface_hub.ModelCard.load(tmp_path / "hf/README.md")
@@ -131,6 +132,9 @@ def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path):
     assert card.data.license == "unknown" and card.data.base_model is None
     for words in ("GPT2LMHeadModel", "chars", "scratch", f"{state['best_val_loss']:.4f}", "icence"):
         assert words in card.text, words
+    assert "| 64 tokens |" in card.text and "sample.py --init_from=hf`" in card.text
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], {})
     trained_on = state | {"step": state["step"] + 1}
     later = model_card("x", "GPT2LMHeadModel", 1, trained, trained_on)
     assert "not known at this step" in later and "--checkpoint=best" in later
