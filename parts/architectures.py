@@ -161,6 +161,8 @@ ARCH = {
     "transformer2017": dict(GPT2, position="sinusoidal", block="post", mlp="relu"),  # decoder only
     "balanced": dict(GROUPED, mlp="gelu"),
 }
+# The two models that are written out in a file of their own, model.py and model_llama.py. With
+# the slots as axes they are two corners, and every other architecture lies between or beyond them.
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 MODEL_KEYS = {"model", "arch", *keys(VariantConfig)}  # the keys that determine a model
 

@@ -1,6 +1,6 @@
 """
-The two models, pinned: sizes, rotary positions, loss, dropout, initialisation. The gates and
-formulas of tests/parts run on them too (causality, cache, ragged batches).
+The two models, pinned: sizes, the gates (causality, cache, ragged batches), rotary positions, loss,
+dropout, initialisation.
 
     python -m pytest tests/test_models.py
 """
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import model_llama
 from common.files import ROOT
+from helpers import gates
 from helpers.models import random_weights
 from helpers.variants import CORNER, bases, config, randomised, tokens
 from model import GPT, GPTConfig
@@ -65,6 +66,14 @@ def test_mlp_width(n_embd, multiplier, multiple_of, width):
     assert mlp.down.weight.shape == (n_embd, width)
 
 
+# ---------------------------------------------------------------- gates
+
+
+@bases
+def test_the_readable_model_passes_the_gates(base):
+    gates.check(base, CORNER)
+
+
 # ---------------------------------------------------------------- parts
 
 
@@ -109,7 +118,8 @@ def test_rope_is_metas_complex_form(theta):
         return attn.wo(mixed.transpose(1, 2).flatten(2))
 
     wq, wk = attn.wq.weight, attn.wk.weight
-    assert (y - metas(interleaved(wq), interleaved(wk))).abs().max() < 1e-5  # our angles are fp32
+    off = (y - metas(interleaved(wq), interleaved(wk))).abs().max()
+    assert off < 1e-5, "attention is not Meta's: rotation, mask or groups"  # our angles are fp32
     assert (y - metas(wq, wk)).abs().max() > 0.1, "without the permutation it is another model"
     order = interleaved(torch.arange(16.0))[:8]
     assert torch.equal(order, torch.tensor([0.0, 4, 1, 5, 2, 6, 3, 7]))

@@ -7,7 +7,6 @@ import re
 from types import SimpleNamespace
 
 import formulas
-import gates
 import mixer_references
 import pytest
 import references
@@ -20,6 +19,7 @@ from bench.ablation.arms import list_arms
 from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from common.files import ROOT
+from helpers import gates
 from parts import attn_extra, costs, norm, slots
 from parts.cache import Recurrent
 from parts.mlp import GatedMLP

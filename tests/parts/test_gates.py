@@ -7,12 +7,12 @@ tested without writing a test, but for its formula in references.py.
 
 import itertools
 
-import gates
 import pytest
 import torch
 
 from common.configurator import build
 from common.errors import UserError
+from helpers import gates
 from helpers.variants import (
     SCALED,
     SIZES,
@@ -51,8 +51,9 @@ def test_a_dead_switch_would_be_seen(monkeypatch):
     """Rotation that is skipped, as in a published "NoPE = RoPE" result."""
     monkeypatch.setitem(POSITION, "rope", POSITION["none"])
     rope = randomised(config("llama"))
-    with pytest.raises(AssertionError):
-        gates.bites(rope, randomised(config("llama", dict(position="none"))), {"position": "none"})
+    arm = dict(position="none")
+    with pytest.raises(AssertionError, match="are those without"):
+        gates.changes_logits(rope, randomised(config("llama", arm)), arm)
 
 
 @torch.no_grad()
@@ -122,7 +123,7 @@ class WeightedNorm(Norm):
 def test_a_norm_that_divides_by_zero_would_be_seen(monkeypatch):
     monkeypatch.setitem(NORM, "weighted", WeightedNorm)
     model = make(config("gpt2", dict(norm="weighted")))
-    gates.starts(model)
+    gates.sets_each_initial_value_once(model)
     with pytest.raises(AssertionError, match="token of zeros"):
         gates.reads_zeros(model.double())
 

@@ -2,11 +2,11 @@
 their three forms, and against transformers."""
 
 import formulas
-import gates
 import pytest
 import test_costs as cost_gates
 import torch
 
+from helpers import gates
 from helpers.variants import close, config, name, randomised, tokens
 from parts import costs, recurrence
 from parts.cache import KVCache

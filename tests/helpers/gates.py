@@ -18,7 +18,7 @@ def check(base, arm):
     c = config(base, arm)
     torch.manual_seed(0)
     model = make(c)
-    starts(model)
+    sets_each_initial_value_once(model)
     learns(model)
     randomise(model)
     reads_zeros(model)
@@ -28,7 +28,7 @@ def check(base, arm):
         ragged(model)
         rewinds(model)
         if type(c) is VariantConfig and c != config(base):
-            bites(base_model(base), model, arm)
+            changes_logits(base_model(base), model, arm)
 
 
 @cache
@@ -40,7 +40,7 @@ def base_model(base):
 # ---------------------------------------------------------------- as it starts
 
 
-def starts(model):
+def sets_each_initial_value_once(model):
     """Each parameter is written once: torch counts the writes. What is not written stays NaN."""
     for p in model.parameters():
         p.data.fill_(math.nan)
@@ -177,7 +177,7 @@ WHERE |= dict(tie_embeddings="lm_head", residual="residual", bias="", low_rank="
 WHERE |= dict(embed="embed")
 
 
-def bites(before, after, arm):
+def changes_logits(before, after, arm):
     """Switching the part on changes the logits, and of the parameters only what it should. Gives
     `after` the weights of `before`."""
     old = dict(before.named_parameters())
@@ -186,7 +186,7 @@ def bites(before, after, arm):
     reshaped = {key for key in shared if old[key].shape != new[key].shape}
     for key in old.keys() ^ new.keys() | reshaped:
         fits = any(slot in WHERE and WHERE[slot] in key for slot in arm)
-        assert fits, f"{key} changed, which WHERE in gates.py lacks"
+        assert fits, f"{key} changed, which WHERE in tests/helpers/gates.py lacks"
     for key in shared - reshaped:
         new[key].data.copy_(old[key].data)
     x = tokens(before.config)
