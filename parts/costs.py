@@ -6,12 +6,11 @@ configurations cost the same; and the catalogue, every word of every slot with i
     python -m parts.costs --model=gpt2 --n_layer=12 --n_head=12 --n_embd=768 --block_size=1024
     python -m parts.costs --diff=gpt2,llama      # the steps between two named architectures
     python -m parts.costs --table                # slots and words, the table in docs/parts.md
-
-Costs are sums over the parts' own flops(T), held(T) and unused(). The parts are made without
-numbers, on torch's meta device, where their parameters are counted.
-c is any object with the fields of VariantConfig. C = n_embd, V = vocab_size, T tokens of context,
-B sequences.
 """
+
+# Costs are sums over the parts' own flops(T), held(T) and unused(). The parts are made without
+# numbers, on torch's meta device, where their parameters are counted.
+# c is any object with the fields of VariantConfig. T: tokens of context.
 
 import textwrap
 from dataclasses import asdict, dataclass, replace

@@ -18,7 +18,7 @@ STD = 0.02  # of every matrix at the start, as in model.py
 class Part(nn.Module):
     """The interface every part implements. A part overrides what differs from these defaults:
 
-    - paper: its source
+    - paper: its source, with a year or an arXiv number, or "unpublished"
     - reads: the keys of the configuration that have no effect without this part
     - muon: the names of its own parameters that Muon may take, beside its linear maps
     - undecayed: the names of its own matrices that weight decay leaves out

@@ -103,7 +103,7 @@ def ema(mixer, x, where):
 PARTS = printed_parts() | {  # word: (its slot, its class, its formula)
     "contributor_gated": (
         "mlp",
-        GatedMLP.of("made up for this test, 2026", torch.sin),
+        GatedMLP.of("unpublished", torch.sin),
         references.gated(math.sin),
     ),
     "contributor_mixer": ("mixer", Ema, ema),
@@ -147,5 +147,6 @@ def test_the_tools_know_them(capsys):
         assert word in re.split(r"[\s(|]+", choices)
         arms = list_arms(AblateConfig(axis=slot), {"model": "gpt2"})
         assert word in [arm.name.removeprefix(f"{slot}=") for arm in arms]
-        assert f" {word}" in costs.table() and costs.paper(slot, word)
+        assert f" {word}" in costs.table()
+        cost_gates.test_a_word_names_its_source(slot, word)
         assert f"\n  {word} " in catalogue
