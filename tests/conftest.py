@@ -16,6 +16,8 @@ from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
+# An assert in these says both values when it fails, as in a test.
+pytest.register_assert_rewrite("helpers", "formulas")
 torch.set_num_threads(1)
 sys.orig_argv[0] = "python"  # as if it were typed so
 

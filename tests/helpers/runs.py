@@ -44,8 +44,12 @@ def equal(a, b):
 def same_runs(a, b):
     """Check that two runs have the same losses, weights and moments."""
     for key in ("loss", "val_loss", "grad_norm"):
-        assert losses(a, key) == losses(b, key)
-    assert equal(weights(a), weights(b))
+        one = losses(a, key)
+        other = losses(b, key)
+        differ = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]]
+        first = differ[:1] or "one run has more steps"
+        assert one == other, f"the first step that differs, and its {key} in both runs: {first}"
+    assert equal(weights(a), weights(b)), "the losses agree, but not the tensors of the checkpoints"
 
 
 def stop_after(steps, real=train.train_step):

@@ -91,6 +91,7 @@ LOGITS = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
             [0.1**0.5 * math.exp(-1.5), 0.4, 0.2, 0.3],
         ),
     ],
+    ids=str,
 )
 def test_settings_of_the_draw(settings, expected):
     expected = torch.tensor([expected])

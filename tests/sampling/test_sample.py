@@ -182,6 +182,7 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--out_dir=nowhere"], "no checkpoint here.*nowhere.*name run"),
         (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
     ],
+    ids=str,
 )
 def test_mistakes(out_dir, more, words, capsys, monkeypatch):
     monkeypatch.chdir(out_dir.parent)  # so that the run folder stands beside the missing one

@@ -17,10 +17,10 @@ from common import files
 from common.errors import Failure
 from helpers.checkpoints import copy_run, prepare_words, resume
 from helpers.formats import refused
-from helpers.runs import arguments, losses, new_run, same_runs
-from training import run_folder
+from helpers.runs import arguments, losses, made, new_run, same_runs
+from training import optim, run_folder
 from training.settings import TrainConfig
-from training.terminal import RunLog
+from training.terminal import Clock, RunLog
 from weights import checkpoint
 
 
@@ -266,3 +266,24 @@ def test_the_name_of_a_folder_is_no_formula(tmp_path, capsys):
     folder.mkdir()
     run_folder.draw([{"step": 1, "loss": 2.0}], folder / "loss.png", {})
     assert (folder / "loss.png").exists() and not capsys.readouterr().err
+
+
+def test_a_row_of_the_log_is_of_its_step(data_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(Clock, "read", lambda clock, count: 0.25)  # seconds for each step
+    more = ["--max_iters=3", "--gradient_accumulation_steps=2", "--warmup_iters=2"]
+    argv = arguments(data_dir, tmp_path / "run", *more)
+    rows = [row for row in train.main(argv).rows if "lr" in row]
+    again = made(argv)
+    for row in rows:
+        loss, norm = train.train_step(again)
+        assert row == dict(
+            step=again.step,
+            loss=loss.item(),
+            lr=optim.learning_rate(again.step - 1, again.config),
+            grad_norm=norm.item(),
+            tokens=again.step * 2 * 4 * 16,  # micro-batches of 4 rows of 16 tokens
+            seconds=0.0,
+            milliseconds=250.0,
+            tokens_per_second=2 * 4 * 16 / 0.25,
+        )
+    assert len(rows) == 3

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.runtime import Runtime, StopRequest
 from helpers.runs import arguments, losses, ready, same_runs, stop_after, two_ranks, weights
 from helpers.texts import message
-from training import optim, ranks
+from training import evaluation, optim, ranks
 from training.step_costs import kept_bytes
 from weights import checkpoint
 
@@ -92,6 +92,14 @@ def test_looking_changes_no_training_loss(start, tmp_path):
     start("a", "--max_iters=6 --dropout=0.1 --eval_interval=6")
     start("b", "--max_iters=6 --dropout=0.1 --eval_interval=1 --eval_tokens=100")
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_an_evaluation_is_without_dropout(data_dir, tmp_path):
+    run = ready(data_dir, tmp_path, "--dropout=0.5")
+    val = run.data.splits["val"]
+    first, second = (evaluation.mean_loss(train.evaluate(run, val, 256)) for _ in range(2))
+    assert first == second, "call run.model.eval() before the forward passes"
+    assert run.model.training, "call run.model.train() after them"
 
 
 @pytest.mark.parametrize(
@@ -252,6 +260,7 @@ def test_run_folder_and_last_words(start, tmp_path, whole_end, capsys):
     assert bits[60] == pytest.approx(scored[60] / math.log(2))  # ASCII: a character is a byte
     printed = capsys.readouterr().out.replace("\\\n  ", "")
     assert f"best validation loss {scored[best]:.4f}" in printed and "bits per byte" in printed
+    assert "60 steps of 64 tokens: 0.82 epochs" in printed  # 240 of 293 windows
     step = r"^iter 10: loss \d\.\d{4}, time [\d.]+ms.*, [\d.]+ s left$"  # nanoGPT's form
     assert re.search(step, printed, re.MULTILINE)
     assert re.search(r"^step 20: train loss \d\.\d{4}, val loss \d\.\d{4}", printed, re.MULTILINE)
