@@ -96,14 +96,9 @@ CORNER = dict(arch=None)  # the readable model itself
 gate = pytest.mark.parametrize(
     ("base", "arm"),
     [
-        pytest.param(
-            base,
-            arm,
-            id=f"{name(arm)}-{base}",
-            marks=[pytest.mark.slow] if base == "gpt2" else [],
-        )
+        pytest.param(base, arm, id=f"{name(arm)}-{base}", marks=marks)
         for arm in ARMS
-        for base in CORNERS
+        for base, marks in (("llama", []), ("gpt2", [pytest.mark.slow]))
     ],
 )
 bases = pytest.mark.parametrize("base", CORNERS)
