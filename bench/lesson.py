@@ -78,9 +78,6 @@ def text_of(name, worths):
         return f"{span(rows)} ×"
     if word == "helps":
         return helps(rows)
-    if word == "lowest":
-        row = rows.loc[rows.worth.idxmin()]
-        return f"{row.worth:.2f} × ({row.low:.2f} to {row.high:.2f})"
     return f"{rows[word].dropna().iloc[0]:.2f}"  # a cost, in the first setting that has it
 
 

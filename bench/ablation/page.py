@@ -8,7 +8,7 @@ the base. All numbers come from the sweeps, all sentences from the templates.
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import matplotlib
 import numpy as np
@@ -24,161 +24,11 @@ from bench.ablation import (
     tables,
 )
 from bench.ablation.caveats import replicate_differs
-from bench.ablation.comparisons import TEST
-from bench.ablation.worth import TOKENS_OF_A_MARGIN, Z
+from bench.ablation.estimates import WORDS, Estimate, Setting
 from bench.settings import held_out, worths
 from common.files import write as write_file
 
-BASES = {"llama": "LLaMA", "gpt2": "GPT-2"}
-WORDS = {"better": "helps", "worse": "hurts", "tie": "no difference"}
-OPPOSITE = {"better": "worse", "worse": "better"}
-
-
-# ---------------------------------------------------------------- a part in one setting
-
-
-@dataclass
-class Setting:
-    """One sweep."""
-
-    folder: str  # below the page's
-    base: str
-    name: str
-    section: report.Section
-
-    @property
-    def base_name(self):
-        return BASES[self.base]
-
-    @property
-    def admitted(self):
-        """Whether its base has learned: it ends below the trigrams of its text."""
-        return not self.section.facts.above_trigrams
-
-
-@dataclass
-class Estimate:
-    """What one setting says about a part, which an arm puts into the base or takes out of it."""
-
-    part: str
-    setting: Setting
-    arm: dict  # the row of the arm's verdict
-    taken_out: bool
-
-    def __post_init__(self):
-        self.row = of_part(self.arm) if self.taken_out else self.arm
-        self.ends = self.setting.section.curve_ends
-        if self.taken_out:
-            self.ends = 1 / self.ends[::-1]
-
-    @property
-    def word(self):
-        """What the part does in this setting, by the verdict on its arm."""
-        verdict = self.row["verdict"]
-        if verdict.startswith("fails"):
-            return f"{verdict} without it" if self.taken_out else verdict
-        if verdict == "larger than the noise":
-            verdict = "better" if self.row["difference"] < 0 else "worse"
-        return WORDS.get(verdict, verdict)
-
-    def ratio(self, key):
-        """The cost with the part over the cost without it; nan if unknown."""
-        section = self.setting.section
-        arm = section.cost(self.arm["arm"], key)
-        base = section.cost(self.arm["against"], key)
-        return base / arm if self.taken_out else arm / base
-
-    def worth(self):
-        """The worth in tokens with its interval, as a text."""
-        text = tables.multiple(self.row, ends=self.ends)
-        return text.replace(" [", " × [") if "[" in text else text
-
-    def worth_in_time(self):
-        """The worth in time, as a text."""
-        ends = self.ends / self.ratio("step_ratio")
-        return tables.multiple(self.row, "worth_time", ends).split(" [")[0]
-
-    def bar(self):
-        """(worth, low, high) within the curve of the base; None if it is not known."""
-        values = [self.row[key] for key in ("worth", "worth_low", "worth_high")]
-        return None if np.isnan(values[0]) else np.clip(values, *self.ends).tolist()
-
-    @property
-    def known(self):
-        return self.bar() is not None
-
-    @property
-    def log_bar(self):
-        """The logs of `bar`, for the figure of a card."""
-        return np.log(self.bar()).tolist()
-
-    def log_worth(self):
-        """The row of a table for effects.fit: the log of the worth, its standard error, and whether
-        it lies beyond the end of the curve, as it does where no run learned; None if it is not
-        known."""
-        low, high = self.ends
-        worth = self.row["worth"]
-        fails = self.word.startswith("fails")
-        if fails and math.isnan(worth):
-            worth = high if self.taken_out else low
-        if math.isnan(worth):
-            return None
-        censored = int(worth >= high) - int(worth <= low)
-        if fails:
-            censored = 1 if self.taken_out else -1
-        worth = np.clip(worth, low, high)
-        bounds = np.array([self.row["worth_low"], self.row["worth_high"]])
-        inside = bounds[(bounds > low) & (bounds < high)]
-        distances = np.abs(np.log(inside / worth)) / Z
-        se = distances.mean() if len(inside) else abs(self.row["se"]) / self.fall()
-        if math.isnan(se):
-            se = TOKENS_OF_A_MARGIN  # one run, or none that learned
-        return {
-            "part": self.part,
-            "setting": self.setting.name,
-            "log_worth": float(np.log(worth)),
-            "se": float(se),
-            "censored": censored,
-        }
-
-    def fall(self):
-        """The nats that the base's loss falls by while its tokens grow e-fold, over its curve."""
-        points = self.setting.section.curve.points
-        return (points[0][1] - points[-1][1]) / math.log(points[-1][0] / points[0][0])
-
-    def rates(self):
-        """[("base" or "part", [(log2 of the rate, mean loss)])] of the runs that chose rates."""
-        section = self.setting.section
-        lines = []
-        for arm in [*filter(section.is_replicate, section.arms), self.arm["arm"]]:
-            runs = section.tuned[section.tuned["arm"] == arm]
-            means = runs.groupby("rate")["val_loss_tune"].mean()
-            kind = "base" if section.is_replicate(arm) else "part"
-            if self.taken_out:
-                kind = {"base": "part", "part": "base"}[kind]
-            points = list(zip(np.log2(means.index).tolist(), means.tolist(), strict=True))
-            if len(points) > 1:
-                lines.append((kind, points))
-        return lines
-
-
-def of_part(arm):
-    """The row of a verdict on an arm that takes a part out, as it is for the part: differences with
-    the other sign, worths as their reciprocals."""
-    row = dict(arm)
-    row["verdict"] = OPPOSITE.get(arm["verdict"], arm["verdict"])
-    for value, low, high in (("difference", "low", "high"), TEST):
-        row |= {value: -arm[value], low: -arm[high], high: -arm[low]}
-    for key in ("worth", "worth_time"):
-        low = f"{key}_low"
-        high = f"{key}_high"
-        row |= {key: over(arm[key]), low: over(arm[high]), high: over(arm[low])}
-    return row
-
-
-def over(value):
-    """1 / value, of 0 and inf as well."""
-    return math.inf if value == 0 else 1 / value
+PLAN = "plan"  # model_of: the model is of the planned settings
 
 
 # ---------------------------------------------------------------- a part
@@ -190,10 +40,12 @@ class Part:
 
     name: str
     swap: str
-    estimates: list  # of Estimate, in the order of the settings
+    estimates: list  # of Estimate, in the order of the sweeps
+    planned: list  # of worths.Worth, in the planned settings
     claims: list  # (text, effect on the loss, source, address)
     published: float | None  # worth in tokens
     effect: effects.Effect | None = None  # over the settings that the model is about
+    rows: list = field(default_factory=list)  # of worths.csv, in all settings
 
     def at(self, folder):
         """The estimate in a setting; None if there is none."""
@@ -208,9 +60,15 @@ class Part:
 
     def in_time(self):
         """The mean worth over the time of a step, in the first setting that timed it."""
-        ratios = [each.ratio("step_ratio") for each in self.estimates]
-        known = [ratio for ratio in ratios if tables.known(ratio)]
-        return np.exp(self.effect.mean) / known[0] if self.effect and known else math.nan
+        return np.exp(self.effect.mean) / self.cost("step_ratio") if self.effect else math.nan
+
+    def cost(self, key):
+        """The cost with the part over the cost without it, in the first setting that measured it;
+        nan if none did."""
+        ratios = [each.ratio(key) for each in self.estimates]
+        if key == "step_ratio":
+            ratios += [math.exp(each.log_step) for each in self.planned]
+        return next(filter(tables.known, ratios), math.nan)
 
     @property
     def anchor(self):
@@ -277,15 +135,21 @@ class Page:
         self.admitted = [setting for setting in self.settings if setting.admitted]
         self.modelled = [each for each in self.admitted if each.base == config["model_of"]]
 
-        parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
-        self.parts = [part for part in parts if part.estimates]
-        self.unmeasured = [part.name for part in parts if not part.estimates]
-        worths = self.worths()
-        fitted = {found.part: found for found in effects.fit(worths)} if worths["part"] else {}
+        _, planned_worths = worths.table(planned)
+        parts = [
+            self.part(name, [each for each in planned_worths if each.part == name], **facts)
+            for name, facts in config["parts"].items()
+        ]
+        self.parts = [part for part in parts if part.estimates or part.planned]
+        self.unmeasured = [part.name for part in parts if part not in self.parts]
+        self.rows = page_worths.table(self)
+        modelled = self.worths()
+        fitted = {found.part: found for found in effects.fit(modelled)} if modelled["part"] else {}
         for part in self.parts:
             part.effect = fitted.get(part.name)
+            part.rows = self.rows_of(part.name)
         self.parts.sort(key=order)  # stable: parts without a prediction keep the config's order
-        left_out = predictions.leave_one_out(worths)
+        left_out = predictions.leave_one_out(modelled)
         self.scores = {}  # {what was predicted: its scores}
         if left_out:
             shares = {"brier_shares": predictions.brier_of_shares(left_out)}
@@ -293,6 +157,16 @@ class Page:
         if tested:
             self.scores["the settings of the test"] = predictions.scores(tested)
         self.test = self.on_test_split()
+
+    def rows_of(self, part):
+        """The rows of a part, each with its setting in words and the logs of worth and interval."""
+        names = {each.name: page_worths.name_of(each.facts) for each in self.planned}
+        found = []
+        for row in self.rows[self.rows["part"] == part].to_dict("records"):
+            logs = np.log([row["worth"], row["low"], row["high"]]).tolist()
+            name = names.get(row["setting"], row["setting"])
+            found.append(row | {"name": name, "logs": logs})
+        return found
 
     def named(self, section, base):
         """The section with the names and colours that this page gives the parts."""
@@ -307,7 +181,7 @@ class Page:
         given = table["arm"].map(names).fillna(table["name"])
         return replace(section, verdicts=table.assign(name=given), places=places)
 
-    def part(self, name, swap, claims, into=None, out_of=None):
+    def part(self, name, planned, swap, claims, into=None, out_of=None):
         """The Part of an entry of the config."""
         estimates = []
         for setting in self.admitted:
@@ -316,10 +190,12 @@ class Page:
                 row = rows.get(arms.get(setting.base))
                 if row:
                     estimates.append(Estimate(name, setting, row, taken_out))
-        return Part(name, swap, estimates, claims, self.config["multiples"].get(name))
+        return Part(name, swap, estimates, planned, claims, self.config["multiples"].get(name))
 
     def worths(self):
         """The table of log worths for effects.fit, of the settings that it is about."""
+        if self.config["model_of"] == PLAN:
+            return worths.table(self.planned)[0]
         rows = []
         for part in self.parts:
             for found in part.estimates:
@@ -367,7 +243,11 @@ def pictures_of(page):
     folder, name = page.config["example"]
     for found in filter(None, [part.at(folder) for part in page.parts if part.name == name]):
         made["example"] = page_figures.example(sections[folder], found.arm["arm"])
-    made["settings"] = page_figures.across(page.parts, page.modelled)
+    of_plan = page.config["model_of"] == PLAN
+    rows = page.rows[(page.rows.planned == 1) if of_plan else (page.rows.planned == 0)]
+    if not of_plan:
+        rows = rows[rows.base == page.config["model_of"]]
+    made["settings"] = page_figures.across(page.parts, rows)
     for key, draw in (("rates", figures.learning_rates), ("contexts", figures.extrapolation)):
         folder, names = page.config[key]
         if folder in sections:
@@ -413,7 +293,7 @@ def write(config, folders, out):
             write_file(out / f"{key}.png", figures.saved(figure, "png", dpi=150))
     reports = [os.path.relpath(report.write_report(s), out) for s in sections]
     values = values_of(page, pictures, reports)
-    worths_csv = page_worths.table(page).to_csv(index=False, float_format="%.5g")
+    worths_csv = page.rows.to_csv(index=False, float_format="%.5g")
     write_file(out / "worths.csv", worths_csv)
     for name in ("index.html", "index.md"):
         write_file(out / name, report.render(f"{name}.j2", **values))

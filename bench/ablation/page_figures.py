@@ -7,12 +7,13 @@ from matplotlib.lines import Line2D
 
 from bench.ablation import tables
 from bench.ablation.figures import (
-    COLORS,
+    BLUE,
     FAINT,
     GREY,
     INK,
     LOSS,
     MUTED,
+    RED,
     WIDTH,
     differences,
     log_axis,
@@ -23,7 +24,6 @@ from bench.ablation.tables import known, multiple
 
 ARROW = {"arrowstyle": "->", "color": MUTED, "linewidth": 1}
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)  # of multiples
-MARKERS = "osD^v"  # of settings
 
 
 def example(section, arm):
@@ -64,29 +64,25 @@ def example(section, arm):
     return figure
 
 
-def across(parts, settings):
+def across(parts, rows):
     """The worth of each part in each setting, with its interval; the mean over the settings (the
-    diamond), and the 95 % interval for a new setting (the band)."""
+    diamond), and the 95 % interval for a new setting (the band). rows: of worths.csv."""
     shown = [part for part in parts if part.effect and known(part.effect.mean)]
-    if not shown or len(settings) < 2:
+    if not shown or rows["setting"].nunique() < 2:
         return None
     shown = sorted(shown, key=lambda part: -part.effect.mean)
-    figure = Figure(figsize=(WIDTH, 1.3 + 0.42 * len(shown)))
+    most = rows["part"].value_counts().max()
+    figure = Figure(figsize=(WIDTH, 1.3 + len(shown) * max(0.42, 0.06 * most)))
     axes = figure.subplots()
-    offsets = np.linspace(-0.3, 0.3, len(settings))
-    styles = [
-        {"color": COLORS[1 + place % (len(COLORS) - 1)], "marker": MARKERS[place % len(MARKERS)]}
-        for place in range(len(settings))
-    ]
     for place, part in enumerate(shown):
         ends = np.exp([part.effect.new_low, part.effect.new_high])
         axes.barh(place, ends[1] - ends[0], left=ends[0], height=0.8, color=FAINT, alpha=0.6)
-        for setting, offset, style in zip(settings, offsets, styles, strict=True):
-            found = part.at(setting.folder)
-            if found and found.bar():
-                worth, low, high = found.bar()
-                axes.plot([low, high], [place + offset] * 2, color=style["color"], linewidth=1.6)
-                axes.plot(worth, place + offset, markersize=4, **style)
+        own = rows[rows["part"] == part.name].sort_values(["base", "worth"])
+        heights = place + np.linspace(-0.36, 0.36, len(own) + 2)[1:-1]
+        for row, y in zip(own.to_dict("records"), heights, strict=True):
+            style = style_of_setting(row)
+            axes.plot([row["low"], row["high"]], [y, y], color=style["color"], linewidth=1.2)
+            axes.plot(row["worth"], y, markersize=4, **style)
         axes.plot(np.exp(part.effect.mean), place, "D", color=INK, markersize=5, zorder=5)
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.set(
@@ -97,14 +93,30 @@ def across(parts, settings):
     low, high = axes.get_xlim()
     ticks = [k for k in TICKS if max(low, 0.1) <= k <= high]
     log_axis(axes, ticks, [f"{k:g}" for k in ticks])
-    handles = [
-        Line2D([], [], label=setting.name, **style)
-        for setting, style in zip(settings, styles, strict=True)
-    ]
+    labels = {  # a row's style, by base, text and optimizer
+        "LLaMA": ("llama", "", "muon"),
+        "GPT-2": ("gpt2", "", "muon"),
+        "plays": ("", "plays", "muon"),
+        "Python files": ("", "python", "muon"),
+        "AdamW": ("", "plays", "adamw"),
+    }
+    handles = []
+    for label, values in labels.items():
+        style = style_of_setting(dict(zip(("base", "text", "optimizer"), values, strict=True)))
+        handles.append(Line2D([], [], label=label, linestyle="", **style))
     handles.append(Line2D([], [], label="mean", color=INK, marker="D", linestyle=""))
     handles.append(Line2D([], [], label="new setting", color=FAINT, linewidth=7))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return figure
+
+
+def style_of_setting(row):
+    """The mark of a setting: a colour for its base, a shape for its text, open for AdamW."""
+    color = {"gpt2": BLUE, "llama": RED}.get(row["base"], GREY)
+    style = {"color": color, "marker": {"plays": "o", "python": "s"}.get(row["text"], "D")}
+    if row["optimizer"] == "adamw":
+        style["markerfacecolor"] = "white"
+    return style
 
 
 def on_test_split(estimates):

@@ -9,6 +9,8 @@ from bench.ablation import effects, factors, figures, tables
 from bench.ablation.tables import DASH, known, number
 from bench.settings import table, worths
 
+ENOUGH = 12  # planned settings; fewer cannot tell the factors apart
+
 
 def settings_table(page):
     """What each setting is, and how far its base has learned."""
@@ -130,8 +132,8 @@ def plan_table(page):
 def factors_table(page):
     """The worth of each part at one level of each factor over its worth at the other, by the means
     over the planned settings; a star marks the factors that the part depends on."""
-    columns, found = worths.table(page.planned)
-    if not found:
+    columns, _ = worths.table(page.planned)
+    if len(set(columns["setting"])) < ENOUGH:
         return None
     levels = pd.DataFrame({each.name: each.facts["factors"] for each in page.planned}).T
     levels = levels.loc[list(dict.fromkeys(columns["setting"]))]

@@ -2,15 +2,18 @@
 
 worth, low, high: multiples of the tokens. beyond: 1 where the worth lies above its number, at the
 end of the base's curve, -1 where it lies below. step_time, kv_cache: with the part over without it.
+planned: 1 for a setting of config/answer/settings.py, 2 for one of its test.
 """
 
 import math
 
 import pandas as pd
 
+from bench.ablation.figures import NAMES
 from bench.ablation.worth import Z
 from bench.settings import worths
 
+TOKENS = {"byte": "bytes", "bpe1024": "BPE"}
 TEXTS = {"python_source": "python"}  # a dataset whose name is not the name of its text
 
 
@@ -33,6 +36,7 @@ def of_sweep(found):
     return {
         "part": found.part,
         "setting": found.setting.name,
+        "planned": 0,
         "base": found.setting.base,
         "text": TEXTS.get(text, text),
         "optimizer": plan["base_values"]["optimizer"],
@@ -52,6 +56,7 @@ def of_planned(measured, found):
     return {
         "part": found.part,
         "setting": found.setting,
+        "planned": 2 if measured.facts["held_out"] else 1,
         "base": factors["base"],
         "text": factors["text"],
         "optimizer": factors["optimizer"],
@@ -62,3 +67,14 @@ def of_planned(measured, found):
         "beyond": found.censored,
         "step_time": math.exp(found.log_step),
     }
+
+
+def name_of(facts):
+    """A planned setting in words."""
+    factors = facts["factors"]
+    optimizer = NAMES.get(factors["optimizer"], factors["optimizer"])
+    tokens = TOKENS.get(factors["tokens"], factors["tokens"])
+    size = f"{factors['layers']} × {factors['width']}"
+    trained = f"{facts['tokens'] / 1e6:.1f} M"
+    words = (factors["text"], tokens, optimizer, size, trained, f"context {factors['context']}")
+    return f"{facts['setting']}: {', '.join(words)}"

@@ -7,7 +7,7 @@ import runpy
 import numpy as np
 import pytest
 
-from bench.ablation import comparisons, figures, page, page_tables, report, worth
+from bench.ablation import comparisons, estimates, figures, page, page_tables, report, worth
 from common.files import ROOT
 from helpers.sweeps import make_sweep, write_lines
 
@@ -116,13 +116,15 @@ def test_a_log_worth_has_the_error_of_its_interval(made):
         assert worth["log_worth"] == pytest.approx(np.log(found.row["worth"]))
         width = np.log(found.row["worth_high"] / found.row["worth_low"])
         assert worth["se"] == pytest.approx(width / 2 / 1.96) and worth["censored"] == 0
-    beyond = page.Estimate("A", made.settings[0], {**found.arm, "worth": np.inf}, True)
+    beyond = estimates.Estimate("A", made.settings[0], {**found.arm, "worth": np.inf}, True)
     assert (beyond.log_worth()["censored"], beyond.log_worth()["log_worth"]) == (-1, -np.log(2))
     lost = dict.fromkeys(("worth", "worth_low", "worth_high", "se"), np.nan)
     diverged = {**found.arm, **lost, "verdict": "fails 6 of 6"}
-    worth = page.Estimate("A", made.settings[0], diverged, False).log_worth()
+    worth = estimates.Estimate("A", made.settings[0], diverged, False).log_worth()
     assert (worth["censored"], worth["log_worth"]) == (-1, np.log(0.25))
-    assert page.Estimate("A", made.settings[0], {**found.arm, **lost}, False).log_worth() is None
+    assert (
+        estimates.Estimate("A", made.settings[0], {**found.arm, **lost}, False).log_worth() is None
+    )
 
 
 def test_fewer_than_four_settings_predict_nothing(made):
@@ -174,7 +176,7 @@ def test_what_has_not_learned_or_not_run_is_said(tmp_path):
 def test_every_arm_of_a_shelf_is_in_the_row_of_one_part():
     answer = ROOT / "config/answer"
     parts = runpy.run_path(str(answer / "page.py"))["parts"].values()
-    for base in page.BASES:
+    for base in estimates.BASES:
         arms = [part.get(way, {}).get(base) for part in parts for way in ("into", "out_of")]
         assert sorted(filter(None, arms)) == sorted(runpy.run_path(f"{answer}/{base}.py")["arms"])
 
