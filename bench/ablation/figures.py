@@ -30,7 +30,8 @@ MARKS = {  # of a verdict; others get OPEN_MARK
     "better": ("^", GREEN),
     "worse": ("v", RED),
     "tie": ("s", BLUE),
-    "larger than the noise": ("D", BLUE),
+    "better, by more than the noise": ("D", BLUE),
+    "worse, by more than the noise": ("D", BLUE),
 }
 OPEN_MARK = ("o", GREY)
 NAMES = {"muon": "Muon", "adamw": "AdamW", "python_source": "Python"}  # of optimizers and texts

@@ -30,8 +30,11 @@ from bench.settings import held_out, worths
 from common.files import write as write_file
 
 BASES = {"llama": "LLaMA", "gpt2": "GPT-2"}
+SEEN = "by more than the noise"  # what a screening adds
 WORDS = {"better": "helps", "worse": "hurts", "tie": "no difference"}
-OPPOSITE = {"better": "worse", "worse": "better"}
+WORDS |= {f"better, {SEEN}": "helps", f"worse, {SEEN}": "hurts"}
+OPPOSITE = {"better": "worse", f"better, {SEEN}": f"worse, {SEEN}"}
+OPPOSITE |= {worse: better for better, worse in OPPOSITE.items()}
 
 
 # ---------------------------------------------------------------- a part in one setting
@@ -77,8 +80,6 @@ class Estimate:
         verdict = self.row["verdict"]
         if verdict.startswith("fails"):
             return f"{verdict} without it" if self.taken_out else verdict
-        if verdict == "larger than the noise":
-            verdict = "better" if self.row["difference"] < 0 else "worse"
         return WORDS.get(verdict, verdict)
 
     def ratio(self, key):

@@ -29,7 +29,7 @@ EXPLAINED = {
     "loss (sd)": "Loss: mean on the reported half of the validation text, with the standard "
     "deviation of a run.",
     "p": "p: this comparison alone.",
-    "p (Holm)": "p (Holm): corrected over the arms; it decides.",
+    "p (Holm)": "p (Holm): corrected over the arms, and held against 5 %.",
     "p (tie)": "p (tie): that the difference is smaller than the margin, corrected as well.",
     "worth × time": "Worth × time: the worth in tokens divided by the time of a step.",
     "FLOPs/token": "FLOPs are of a forward pass.",
@@ -108,14 +108,18 @@ def without_empty_columns(table):
 
 # ---------------------------------------------------------------- verdicts
 
-SIGNS = {"better": 1, "tie": 0, "worse": -1}
+SIGNS = {
+    "better": 1,
+    "better, by more than the noise": 1,  # in a screening
+    "tie": 0,
+    "worse": -1,
+    "worse, by more than the noise": -1,
+}
 
 
 def sign_of(row):
     """1 if an arm is better than the arm that it is compared with, -1 if it is worse, 0 for a tie,
-    and None if it is undecided. In a screening, a difference larger than the noise counts."""
-    if row["verdict"] == "larger than the noise":
-        return int(np.sign(-row["difference"]))
+    and None if it is undecided."""
     return -1 if row["verdict"].startswith("fails") else SIGNS.get(row["verdict"])
 
 
