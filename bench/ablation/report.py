@@ -213,16 +213,19 @@ def items_of(place, section, paper=None):
             key = make.__name__.removesuffix("_table")
             if paper:
                 write_paper(paper / key, content)
+            caption = caption_of(make, content)
             if isinstance(content, Figure):
                 content = figures.saved(content, "png", dpi=150)
-            shown.append(Shown(key, title, caption_of(make, content), content))
+            shown.append(Shown(key, title, caption, content))
     return shown
 
 
 def caption_of(make, content):
     """The docstring of an item's function, and what its columns (or the rows of a table of two
-    columns) mean."""
+    columns) mean, or the label of its figure."""
     sentences = [make.__doc__]
+    if isinstance(content, Figure):
+        sentences.append(content.get_label())
     if isinstance(content, pd.DataFrame):
         names = [*content.columns]
         if content.shape[1] == 2:

@@ -207,7 +207,7 @@ def noise_table(section):
     copies = section.replicate.to_dict("records")
     share = facts.tie_power
     values = {
-        "loss of the base": number(facts.base_mean),
+        "loss of the base, on the reported half": number(facts.base_mean),
         "standard deviation of one run": number(facts.base_sd),
         "runs of the base and of base again": number(facts.base_n, ".0f"),
         "base again minus base [95 %]": difference(*copies) if copies else DASH,
