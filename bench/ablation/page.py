@@ -30,11 +30,8 @@ from bench.settings import held_out, worths
 from common.files import write as write_file
 
 BASES = {"llama": "LLaMA", "gpt2": "GPT-2"}
-SEEN = "by more than the noise"  # what a screening adds
 WORDS = {"better": "helps", "worse": "hurts", "tie": "no difference"}
-WORDS |= {f"better, {SEEN}": "helps", f"worse, {SEEN}": "hurts"}
-OPPOSITE = {"better": "worse", f"better, {SEEN}": f"worse, {SEEN}"}
-OPPOSITE |= {worse: better for better, worse in OPPOSITE.items()}
+OPPOSITE = {"better": "worse", "worse": "better"}
 
 
 # ---------------------------------------------------------------- a part in one setting
@@ -80,7 +77,7 @@ class Estimate:
         verdict = self.row["verdict"]
         if verdict.startswith("fails"):
             return f"{verdict} without it" if self.taken_out else verdict
-        return WORDS.get(verdict, verdict)
+        return WORDS.get(verdict.partition(",")[0], verdict)
 
     def ratio(self, key):
         """The cost with the part over the cost without it; nan if unknown."""
@@ -167,7 +164,8 @@ def of_part(arm):
     """The row of a verdict on an arm that takes a part out, as it is for the part: differences with
     the other sign, worths as their reciprocals."""
     row = dict(arm)
-    row["verdict"] = OPPOSITE.get(arm["verdict"], arm["verdict"])
+    side, *noise = arm["verdict"].partition(",")  # better, by more than the noise
+    row["verdict"] = "".join([OPPOSITE.get(side, side), *noise])
     for value, low, high in (("difference", "low", "high"), TEST):
         row |= {value: -arm[value], low: -arm[high], high: -arm[low]}
     for key in ("worth", "worth_time"):

@@ -108,19 +108,14 @@ def without_empty_columns(table):
 
 # ---------------------------------------------------------------- verdicts
 
-SIGNS = {
-    "better": 1,
-    "better, by more than the noise": 1,  # in a screening
-    "tie": 0,
-    "worse": -1,
-    "worse, by more than the noise": -1,
-}
+SIGNS = {"better": 1, "tie": 0, "worse": -1}
 
 
 def sign_of(row):
     """1 if an arm is better than the arm that it is compared with, -1 if it is worse, 0 for a tie,
     and None if it is undecided."""
-    return -1 if row["verdict"].startswith("fails") else SIGNS.get(row["verdict"])
+    word = row["verdict"].partition(",")[0]  # worse, by more than the noise
+    return -1 if word.startswith("fails") else SIGNS.get(word)
 
 
 def sign_on_test(row):

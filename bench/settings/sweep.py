@@ -231,10 +231,7 @@ def print_plan(plan, courses):
         factors = course.setting.factors
         table.add_row(
             course.setting.name,
-            factors["text"],
-            factors["tokens"],
-            factors["optimizer"],
-            factors["base"],
+            *(factors[key] for key in ("text", "tokens", "optimizer", "base")),
             f"{factors['layers']}x{factors['width']}",
             f"{tokens_of(course.arms[BASE].values) / 1e6:.1f}",
             str(factors["context"]),

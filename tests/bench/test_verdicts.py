@@ -11,17 +11,7 @@ from statsmodels.stats.weightstats import ttost_ind
 
 from bench.ablation import comparisons, contrasts, page, plans, power, rows, tables, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
-from helpers.sweeps import (
-    CALM,
-    EFFECTS,
-    ROPE,
-    judge,
-    judged,
-    make_sweep,
-    reported,
-    with_runs,
-    write_lines,
-)
+from helpers.sweeps import CALM, ROPE, judge, judged, make_sweep, reported, with_runs, write_lines
 
 DIVERGED = {"status": "diverged", "final_report": None}
 
@@ -151,7 +141,7 @@ def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
 
 
 def test_a_screening_says_on_which_side_an_arm_lies_or_not_seen(tmp_path):
-    effects = EFFECTS | {"gqa": 0.0, "alibi": 0.2}
+    effects = ROPE | {"gqa": 0.0, "alibi": 0.2, "post": 0.2}
     found = judged(tmp_path, seeds=3, screening=True, stale=False, effects=effects)[1]
     words = {arm: row["verdict"] for arm, row in found.items()}
     assert words["rope"] == "better, by more than the noise" and words["gqa"] == "not seen"
