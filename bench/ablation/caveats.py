@@ -48,8 +48,8 @@ def beside_n_grams(section):
     """The losses of the base and of n-grams, as a text."""
     n, best = section.plan["ngrams"]["best"]
     trigrams = section.plan["ngrams"]["trigrams"]
-    ours = f"{section.facts.base_whole:.3f}"
-    text = f"{ours} beside {trigrams:.3f} of trigrams, {best:.3f} of {n}-grams"
+    ours = f"{section.facts.base_whole:.3f} on the whole validation text"
+    text = f"{ours}, beside {trigrams:.3f} of trigrams, {best:.3f} of {n}-grams"
     counted = section.plan["ngrams"].get("tokens")
     return f"{text} that count {counted:,} tokens" if counted else text
 

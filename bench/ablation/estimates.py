@@ -55,9 +55,7 @@ class Estimate:
         verdict = self.row["verdict"]
         if verdict.startswith("fails"):
             return f"{verdict} without it" if self.taken_out else verdict
-        if verdict == "larger than the noise":
-            verdict = "better" if self.row["difference"] < 0 else "worse"
-        return WORDS.get(verdict, verdict)
+        return WORDS.get(verdict.partition(",")[0], verdict)
 
     def ratio(self, key):
         """The cost with the part over the cost without it; nan if unknown."""
@@ -135,7 +133,8 @@ def of_part(arm):
     """The row of a verdict on an arm that takes a part out, as it is for the part: differences with
     the other sign, worths as their reciprocals."""
     row = dict(arm)
-    row["verdict"] = OPPOSITE.get(arm["verdict"], arm["verdict"])
+    side, *noise = arm["verdict"].partition(",")  # better, by more than the noise
+    row["verdict"] = "".join([OPPOSITE.get(side, side), *noise])
     for value, low, high in (("difference", "low", "high"), TEST):
         row |= {value: -arm[value], low: -arm[high], high: -arm[low]}
     for key in ("worth", "worth_time"):

@@ -30,7 +30,8 @@ MARKS = {  # of a verdict; others get OPEN_MARK
     "better": ("^", GREEN),
     "worse": ("v", RED),
     "tie": ("s", BLUE),
-    "larger than the noise": ("D", BLUE),
+    "better, by more than the noise": ("D", BLUE),
+    "worse, by more than the noise": ("D", BLUE),
 }
 OPEN_MARK = ("o", GREY)
 NAMES = {"muon": "Muon", "adamw": "AdamW", "python_source": "Python"}  # of optimizers and texts
@@ -110,9 +111,8 @@ def log_axis(axes, places, labels):
 
 
 def forest(section, shown=None):
-    """The difference of each change, with its 95 % interval: a filled mark is decided, an arrow
-    lies beyond the edge. The small open diamond is the difference at the base's learning rate, in
-    the runs that chose the rates. The shaded band is the margin of a tie."""
+    """The difference of each change, with its 95 % interval, and as a number at the right. A filled
+    mark: a difference or a tie was found; an open circle: neither."""
     rows = section.verdicts.to_dict("records") if shown is None else shown
     rows = [row for row in rows if known(row["difference"])]
     if not rows:
@@ -121,9 +121,16 @@ def forest(section, shown=None):
     heads = (own_heading, "base's rate")
     shared = [(section.at_shared_rate(row), math.nan, math.nan) for row in rows]
     figure, axes = differences(rows, shared, heads, share=0.8)
+    notes = []  # of what only some of these figures show
+    if any(line.get_marker() in ("<", ">") for line in axes.lines):
+        notes.append("An arrow lies beyond the edge.")
+    if section.is_tuned:
+        notes.append("The small open diamond is the difference at the base's learning rate.")
     margin = section.facts.margin
     if known(margin):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
+        notes.append("The shaded band is the margin of a tie.")
+    figure.set_label(" ".join(notes))  # the end of its caption
     return figure
 
 

@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.ablation import power
-from bench.ablation.arms import described
+from bench.ablation.arms import BASE, described
 from common.errors import printable
 from training.run_folder import duration
+from training.settings import TrainConfig
 
 WIDTH = 80  # columns
 SILENCE = 30  # seconds after which a line off a terminal shows that work goes on
@@ -25,7 +26,7 @@ NOISE_RUNS = 5  # runs of the base from which the noise is estimated
 PURPOSES = {
     "tune": "to choose learning rates",
     "curve": "for the curve of tokens",
-    "report": "to report",
+    "report": "in the report",
 }
 
 
@@ -81,7 +82,8 @@ def print_plan(sweep, jobs):
         return
     counts = Counter(job.purpose for job in jobs)
     texts = [f"{counts[purpose]} {text}" for purpose, text in PURPOSES.items() if counts[purpose]]
-    say(f"{len(jobs)} runs: {', '.join(texts)}")
+    shares = ", ".join(texts) if len(texts) > 1 else "all " + texts[0].partition(" ")[2]
+    say(f"{len(jobs)} runs: {shares}")
     time = "an unknown time, since the arms are not timed here"
     if sweep.predicted:
         seconds = sum(sweep.predicted[job.arm] for job in jobs)
@@ -89,6 +91,12 @@ def print_plan(sweep, jobs):
     say(f"{len(sweep.machine.slots)} at a time: {time}")
     if any(row.get("quiet") is False for row in sweep.costs.values()):
         say("other work slowed the timing: on a quiet machine it takes less")
+    steps = sweep.arms[BASE].values["max_iters"]
+    warmup = sweep.arms[BASE].values.get("warmup_iters", TrainConfig.warmup_iters)
+    if 3 * warmup >= steps:
+        say(
+            f"the warm-up is {warmup} of {steps} steps: the base may learn too little. Train longer"
+        )
     say(what_it_shows(sweep))
 
 

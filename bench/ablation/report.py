@@ -31,7 +31,7 @@ from common.files import write as write_file
 # caption, with what tables.EXPLAINED says of the columns that are there.
 ITEMS = (
     (tables.missing_table, "UNFINISHED: planned runs are missing", "first"),
-    (tables.verdicts_table, "Verdicts", "first"),
+    (tables.verdicts_table, "What was found", "first"),
     (tables.noise_table, "The noise, and what the sweep can see", "first"),
     (figures.forest, "Differences", "figures"),
     (figures.curves, "Loss curves", "figures"),
@@ -111,8 +111,9 @@ class Section:
     @property
     def verdict_heading(self):
         """The heading of the column of verdicts. It names the rate if none was to be chosen."""
-        tuned = self.is_tuned or self.facts.screening
-        return "verdict" if tuned else "verdict at the base's rate"
+        if self.facts.screening:
+            return "what was seen"
+        return "verdict" if self.is_tuned else "verdict at the base's rate"
 
     def time_ends(self, arm):
         """The multiples of the base's time [2] between which the worth of an arm is known."""
@@ -212,16 +213,19 @@ def items_of(place, section, paper=None):
             key = make.__name__.removesuffix("_table")
             if paper:
                 write_paper(paper / key, content)
+            caption = caption_of(make, content)
             if isinstance(content, Figure):
                 content = figures.saved(content, "png", dpi=150)
-            shown.append(Shown(key, title, caption_of(make, content), content))
+            shown.append(Shown(key, title, caption, content))
     return shown
 
 
 def caption_of(make, content):
     """The docstring of an item's function, and what its columns (or the rows of a table of two
-    columns) mean."""
+    columns) mean, or the label of its figure."""
     sentences = [make.__doc__]
+    if isinstance(content, Figure):
+        sentences.append(content.get_label())
     if isinstance(content, pd.DataFrame):
         names = [*content.columns]
         if content.shape[1] == 2:
@@ -296,7 +300,7 @@ def write_report(section, paper=False):
 
 # ---------------------------------------------------------------- the terminal
 
-STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noise": "blue"}
+STYLES = {"better": "green", "worse": "red", "tie": "blue"}
 
 
 def terminal(sections):
@@ -340,10 +344,13 @@ def rich_table(frame):
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for place, name in enumerate(frame):
-        words = [name, *frame[name]]  # that are not broken
+        cells = [name, *frame[name]]
+        words = cells  # that are not broken
         if place in (0, frame.shape[1] - 1):
-            words = " ".join(words).split()
-        table.add_column(Text(name), min_width=max(map(len, words)), overflow="fold")
+            words = " ".join(cells).split()
+        least = max(map(len, words))
+        whole = least == max(map(len, cells))  # rich would take its width from it
+        table.add_column(Text(name), min_width=least, no_wrap=whole, overflow="fold")
     for texts in frame.itertuples(index=False):
         table.add_row(*[Text(printable(text)) for text in texts], style=STYLES.get(texts[-1]))
     return table

@@ -283,7 +283,7 @@ def time_sweep(sweep, rounds=None):
         if BASE in failed:
             raise Failure("cannot time the base", failed[BASE], "run it with train.py alone")
         why = new[0]["disturbed"]
-        if why:
+        if why and not sweep.config.dry_run:  # which writes no report
             print(f"warning: the report leaves out these step times: {why}", file=sys.stderr)
     for name, arm in sweep.arms.items():
         row = sweep.costs.get(name, sweep.costs[BASE])

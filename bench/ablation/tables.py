@@ -29,7 +29,7 @@ EXPLAINED = {
     "loss (sd)": "Loss: mean on the reported half of the validation text, with the standard "
     "deviation of a run.",
     "p": "p: this comparison alone.",
-    "p (Holm)": "p (Holm): corrected over the arms; it decides.",
+    "p (Holm)": "p (Holm): corrected over the arms, and held against 5 %.",
     "p (tie)": "p (tie): that the difference is smaller than the margin, corrected as well.",
     "worth × time": "Worth × time: the worth in tokens divided by the time of a step.",
     "FLOPs/token": "FLOPs are of a forward pass.",
@@ -113,10 +113,9 @@ SIGNS = {"better": 1, "tie": 0, "worse": -1}
 
 def sign_of(row):
     """1 if an arm is better than the arm that it is compared with, -1 if it is worse, 0 for a tie,
-    and None if it is undecided. In a screening, a difference larger than the noise counts."""
-    if row["verdict"] == "larger than the noise":
-        return int(np.sign(-row["difference"]))
-    return -1 if row["verdict"].startswith("fails") else SIGNS.get(row["verdict"])
+    and None if it is undecided."""
+    word = row["verdict"].partition(",")[0]  # worse, by more than the noise
+    return -1 if word.startswith("fails") else SIGNS.get(word)
 
 
 def sign_on_test(row):
@@ -203,7 +202,7 @@ def noise_table(section):
     copies = section.replicate.to_dict("records")
     share = facts.tie_power
     values = {
-        "loss of the base": number(facts.base_mean),
+        "loss of the base, on the reported half": number(facts.base_mean),
         "standard deviation of one run": number(facts.base_sd),
         "runs of the base and of base again": number(facts.base_n, ".0f"),
         "base again minus base [95 %]": difference(*copies) if copies else DASH,

@@ -154,8 +154,8 @@ def decided(judged, losses, facts):
 
 
 def screened(judged, facts):
-    """The columns of each row in a screening. Its verdict is "larger than the noise", "fails k of
-    n" or "not seen"."""
+    """The columns of each row in a screening. Its verdict is "better, by more than the noise", the
+    same of "worse", "fails k of n" or "not seen"."""
     p = {}
     for row in judged:
         if math.isfinite(row["low"]) or row["p_not_learned"] <= 1:
@@ -169,7 +169,8 @@ def screened(judged, facts):
             p_of_arm = corrected[row["arm"]]
             word = "not seen"
             if p_of_arm <= ALPHA:
-                word = failing_word(row) or "larger than the noise"
+                side = "better" if row["difference"] < 0 else "worse"
+                word = failing_word(row) or f"{side}, by more than the noise"
             columns = {"p_holm": p_of_arm, "verdict": word, "reached": True}
         family.append(columns)
     return family

@@ -216,6 +216,16 @@ class Course:
         self.admission = admission(self.base_losses(), self.yardsticks.get("trigrams"))
         return self.pending(self.arm_jobs()) if self.admission["admitted"] else []
 
+    def left(self):
+        """(runs of the base, runs of the arms) that are left. The guess of r* stands for it while
+        it is not known."""
+        jobs = self.next_jobs()
+        if not jobs:
+            return [], []
+        rates = [job for job in jobs if job.purpose == "rate"]
+        self.best_rate = self.best_rate or self.guess
+        return rates + self.pending(self.base_jobs()), self.pending(self.arm_jobs())
+
     def pending(self, jobs):
         """The jobs that have no row."""
         return [job for job in jobs if job.key not in self.rows]

@@ -11,13 +11,14 @@ from rich.table import Table
 
 from bench.ablation import identity, step_times
 from bench.ablation.arms import BASE
+from bench.ablation.fingerprint import one_thread
 from bench.ablation.progress import WIDTH, doing, say
 from bench.ablation.rows import is_cost
 from bench.ablation.step_times import PATIENCE, Probe, cores, wait_until_quiet
 from bench.ablation.sweep import identify
 from bench.settings import plan as plans
 from bench.settings.run import Worker, ended
-from bench.settings.setting import BASE_RUNS, CURVE_RUNS, PASSES, RATES, Course, tokens_of
+from bench.settings.setting import Course, tokens_of
 from common import files
 from common.errors import UserError
 from common.runtime import StopRequest, versions
@@ -41,8 +42,6 @@ def main(argv, usage):
             show(course.setting.name)
             course.check()
     if plan.config.dry_run:
-        for course in courses:
-            recognise(course, plan)
         print_plan(plan, courses)
         return 0
 
@@ -99,6 +98,14 @@ def recognise(course, plan):
     course.next_jobs()
 
 
+def lengthen(course, plan):
+    """Let a setting begin anew with twice the tokens."""
+    say(f"{course.setting.name}: {course.admission['why']}: twice the tokens")
+    course.doublings += 1
+    course.check()
+    recognise(course, plan)
+
+
 # ---------------------------------------------------------------- the runs
 
 
@@ -144,10 +151,7 @@ def next_job(plan, waiting, active, taken):
             jobs = course.next_jobs()
             if not jobs and course.needs_more_tokens:
                 course.write()
-                say(f"{course.setting.name}: {course.admission['why']}: twice the tokens")
-                course.doublings += 1
-                course.check()
-                recognise(course, plan)
+                lengthen(course, plan)
                 jobs = course.next_jobs()
             if not jobs:
                 course.write()
@@ -204,56 +208,51 @@ def say_end(course):
 # ---------------------------------------------------------------- the plan
 
 
-def planned_tokens(course):
-    """{purpose: tokens of all its runs}, of a setting from its start."""
-    own = tokens_of(course.arms[BASE].values)
-    curve = sum(multiple * count for multiple, count in CURVE_RUNS.items())
-    arms = len(course.parts) * len(PASSES[course.passes])
-    return {"base": own * (len(RATES) + BASE_RUNS + curve), "arms": own * arms}
-
-
 def print_plan(plan, courses):
-    """Print each setting, its runs, and the hours that they take on this machine."""
+    """Print each setting, the runs that are left, and the hours that they take on this machine."""
     table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH)
-    headings = ("setting", "text", "tokens", "optimizer", "base", "size", "M tokens", "context")
+    headings = ("setting", "text", "tokens", "optimizer", "base", "size", "M\ntokens", "context")
     for heading in headings:
         table.add_column(heading, overflow="fold")
-    for heading in ("runs", "hours"):
+    for heading in ("base\nruns", "part\nruns", "hours"):
         table.add_column(heading, justify="right")
     workers = plan.config.workers or len(cores())
-    all_runs = 0
-    all_hours = 0.0
-    for course in courses:
-        count, hours = runs_and_hours(course)
-        all_runs += count
-        all_hours += hours / workers
+    lefts = []  # (runs of the base, runs of the parts, hours) of each setting
+    for number, course in enumerate(courses, 1):
+        recognise(course, plan)
+        while course.needs_more_tokens:
+            lengthen(course, plan)
+        of_base, of_parts = course.left()
+        hours = 0.0
+        if of_base or of_parts:
+            with doing(f"{course.setting.name}: timing its step ({number} of {len(courses)})"):
+                hours = hours_of(of_base + of_parts) / workers
+        lefts.append((len(of_base), len(of_parts), hours))
         factors = course.setting.factors
         table.add_row(
             course.setting.name,
-            factors["text"],
-            factors["tokens"],
-            factors["optimizer"],
-            factors["base"],
-            f"{factors['layers']} x {factors['width']}",
-            f"{tokens_of(course.arms['base'].values) / 1e6:.1f}",
+            *(factors[key] for key in ("text", "tokens", "optimizer", "base")),
+            f"{factors['layers']}x{factors['width']}",
+            f"{tokens_of(course.arms[BASE].values) / 1e6:.1f}",
             str(factors["context"]),
-            f"{len(course.rows)}/{count}",
-            f"{hours / workers:.1f}",
+            str(len(of_base)),
+            str(len(of_parts)),
+            f"{hours:.1f}",
         )
     Console(width=WIDTH, highlight=False).print(table)
-    left = sum(len(course.rows) for course in courses)
-    say(f"{left} of {all_runs} runs are done; all take {all_hours:.1f} hours, {workers} at a time")
+    of_base, of_parts, hours = map(sum, zip(*lefts, strict=True))
+    left = of_base + of_parts
+    planned = left + sum(len(course.rows) for course in courses)
+    print(f"{left} of {planned} runs are left, about {hours:.1f} hours, {workers} at a time:")
+    print(f"{of_parts} of parts, and {of_base} of bases that are not stored yet")
 
 
-def runs_and_hours(course):
-    """(number of runs of a setting, CPU hours of all of them), by a few steps of its base."""
-    count = len(RATES) + BASE_RUNS + sum(CURVE_RUNS.values())
-    count += len(course.parts) * len(PASSES[course.passes])
-    values = course.arms[BASE].values | {"vocab_size": course.data["vocab_size"]}
-    with doing(f"{course.setting.name}: timing its step"):
+def hours_of(jobs):
+    """The CPU hours of runs of one setting, by a few steps of the first of them."""
+    values = jobs[0].values
+    with one_thread():
         probe = Probe(values)
         seconds = min(probe.step() for _ in range(TIMED))
-    tokens = sum(planned_tokens(course).values())
-    scored = count * values["eval_tokens"] / 3  # a forward pass is a third of a step
-    per_step = values["batch_size"] * values["block_size"]
-    return count, (tokens + scored) / per_step * seconds / 3600
+    scored = len(jobs) * values["eval_tokens"] / 3  # a forward pass is a third of a step
+    tokens = sum(tokens_of(job.values) for job in jobs) + scored
+    return tokens / (values["batch_size"] * values["block_size"]) * seconds / 3600

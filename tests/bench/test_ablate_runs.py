@@ -28,7 +28,7 @@ from bench.ablation import (
 from common.errors import Failure, UserError
 from common.files import ROOT
 from common.runtime import versions
-from helpers.ablation import DRIVER, arguments, arm, rows_of, steps_of
+from helpers.ablation import DRIVER, arguments, arm, made_up_times, rows_of, steps_of
 from helpers.runs import refusing
 from helpers.sweeps import write_lines
 from prepare import prepare
@@ -189,11 +189,19 @@ def test_a_second_driver_on_a_folder_is_refused(drive, out, capsys):
     assert not (out / "sweep.json").exists() and "timing" not in capsys.readouterr().out
 
 
-def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys):
+def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys, monkeypatch):
+    busy = {"quiet": False, "disturbed": "other work kept 50% of the cores busy"}
+
+    def time_arms(*arguments):
+        rows, failed = made_up_times(*arguments)
+        return [row | busy for row in rows], failed
+
+    monkeypatch.setattr(step_times, "time_arms", time_arms)
     assert drive("--design=leave_one_in", "--seeds=5", "--dry_run") == 0
-    printed = capsys.readouterr().out
+    printed, warned = capsys.readouterr()
+    assert "on a quiet machine it takes less" in printed and "the report" not in warned
     # 5 for each of five arms, and sqrt(5) * 5 for the base
-    wanted = "37 runs: 37 to report\n2 at a time: about"
+    wanted = "37 runs: all in the report\n2 at a time: about"
     assert "5 runs of an arm beside 12 of the base show a difference of 2.1 standard" in printed
     assert "80 times in 100, and a tie within 2.1" in " ".join(printed.split())
     assert "mlp_width is set so that each arm costs what the base does (--match=params)" in printed
@@ -201,7 +209,12 @@ def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys):
     lines = printed.splitlines()
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
     assert len(commands) == 7  # one for each arm, the base and its copy
+    assert "warm-up" not in printed
     assert max(len(line) for line in lines if line not in commands) <= 80
+    drive(ROPE, "--warmup_iters=2", "--lr_grid=[0.5, 1]", "--seeds=5", "--dry_run")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "24 runs: 12 to choose learning rates, 12 in the report" in printed
+    assert "the warm-up is 2 of 4 steps" in printed
 
 
 @pytest.mark.parametrize("flag", ["--emit=slurm", "--engine=ray", "--sbatch=--partition=gpu"])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from bench.ablation import page_worths
 from bench.ablation.arms import base_model
@@ -366,6 +367,47 @@ def test_a_worth_beyond_the_curve_is_censored(tmp_path, monkeypatch, loss, censo
     measured.facts["arms"]["QK norm"]["taken_out"] = True
     (taken_out,) = worths.worths_of(measured)
     assert (taken_out.censored, taken_out.log_worth) == (-censored, -worth.log_worth)
+
+
+# ---------------------------------------------------------------- a dry run
+
+
+def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, monkeypatch, capsys):
+    """Of a setting whose first pass is stored, of a new one, and of one that was stopped when its
+    base had not learned."""
+    threads = []  # each number that is set
+
+    class Probe:
+        def __init__(self, values):
+            assert threads[-1] == 1
+
+        def step(self):
+            return 3.6
+
+    def recognise(course, plan):
+        open_course(course)
+        course.next_jobs()
+
+    monkeypatch.setattr(sweep, "Probe", Probe)
+    monkeypatch.setattr(sweep, "recognise", recognise)
+    run_all(course_of(tmp_path / "a", monkeypatch, falling))
+    stored = course_of(tmp_path / "a", monkeypatch, falling, passes=2)
+    new = course_of(tmp_path / "b", monkeypatch, falling)
+    stopped = course_of(tmp_path / "c", monkeypatch, falling)
+    while jobs := stopped.next_jobs():
+        stopped.keep_row(jobs[0], {"status": "done", "val_loss": 4.0} | halves(jobs[0]))
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    plan = SimpleNamespace(config=plans.SettingsConfig(workers=2))
+    sweep.print_plan(plan, [stored, new, stopped])
+    printed = capsys.readouterr().out
+    assert [line.split()[-3:] for line in printed.splitlines() if " muon " in line] == [
+        ["0", "2", "0.0"],
+        ["15", "1", "0.3"],
+        ["15", "1", "0.6"],
+    ]
+    assert "c01: timing its step (2 of 3)" in printed and len(threads) == 6
+    assert "34 of 50 runs are left, about 0.9 hours, 2 at a time:\n4 of parts, and 30 of" in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 # ---------------------------------------------------------------- one run

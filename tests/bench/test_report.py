@@ -85,7 +85,7 @@ def test_the_report_says_first_what_is_missing_and_what_was_found(written):
     assert titles_of(written)[:3] == [
         "UNFINISHED: Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?",
         "UNFINISHED: planned runs are missing",
-        "Verdicts",
+        "What was found",
     ]
     assert tables_of(written)[0] == {"gqa": {"arm": "gqa", "planned": "8", "ended": "0"}}
 
@@ -113,6 +113,8 @@ def test_the_details_say_what_the_rows_say(written):
     assert tests["what changes"] == "position=rope" and "(0.0" in tests["loss (sd)"]
     untied = table_of(written, "p (Holm)")["untied"]
     assert untied["what changes"] == "tie_embeddings=False, mlp_width=512, learning rate 2 ×"
+    noise = table_of(written, "noise", "")
+    assert "loss of the base, on the reported half" in noise
     costs = table_of(written, "KV bytes/token")
     assert costs["gqa"]["KV bytes/token"] == "2,048"
     section = section_of(written)
@@ -124,6 +126,7 @@ def test_the_details_say_what_the_rows_say(written):
 
 def test_a_report_holds_what_reproduces_the_sweep(written):
     text = text_of(written)
+    assert "- matched: `params`" in text and "match=" not in text  # the base's is not the sweep's
     for words in (
         "`gqa: killed by signal 9 (out of memory?) (8)`",
         "fingerprint 5f2b8c81aa01",
@@ -148,6 +151,7 @@ def test_text_explains_the_columns_that_are_there(written, tmp_path, tables_alon
     make_sweep(tmp_path, **FEW | few, costs=False)
     report.write(report.judge([tmp_path]))
     assert [words for words in explained if words in text_of(tmp_path)] == ["corrected"]
+    assert "| what was seen |" in text_of(tmp_path) and "| verdict |" not in text_of(tmp_path)
     for text in (text_of(written), text_of(tmp_path)):
         assert "replicate" not in text and "the base and of base again, pooled" in text
 
@@ -156,6 +160,18 @@ def test_pictures_are_files(written):
     pictures = re.findall(r"!\[.+?\]\((.+?)\)", text_of(written))
     assert pictures == [f"{name}.png" for name in FIGURES]
     assert all((written / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+def test_the_caption_of_the_differences_tells_what_is_drawn(written, tmp_path):
+    screening = {"screening": True, "lr_grid": [1], "curve": [], "margin": None}
+    make_sweep(tmp_path, **FEW | screening, margin_source=None)
+    drawn = []
+    for folder in (written, tmp_path):
+        section = section_of(folder)
+        caption = report.caption_of(figures.forest, figures.forest(section))
+        words = ("filled mark", "arrow", "diamond", "shaded band")
+        drawn.append([word for word in words if word in caption])
+    assert drawn == [["filled mark", "diamond", "shaded band"], ["filled mark"]]
 
 
 def test_bars_in_names_are_escaped(tmp_path, tables_alone):
@@ -219,7 +235,8 @@ def test_at_the_shared_rate_an_arm_is_compared_with_what_it_is_measured_against(
     (row,) = section.verdicts.query("arm == 'untied'").to_dict("records")
     loss = section.tuned.query("arm == 'untied' and rate == 1").val_loss_report.mean()
     assert section.at_shared_rate(row) == loss - section.reported("rope").val_loss_report.mean()
-    assert figures.forest(section).axes[0].get_xlim()[1] < 2  # alibi is an arrow
+    figure = figures.forest(section)  # alibi is an arrow
+    assert figure.axes[0].get_xlim()[1] < 2 and "arrow" in figure.get_label()
 
 
 def test_no_rows_yet(tmp_path, tables_alone):
@@ -263,7 +280,7 @@ def test_a_terminal_of_80_columns_breaks_no_word(tmp_path, name):
     text = report.terminal(report.judge([tmp_path]))
     assert max(map(len, text.splitlines())) <= 80
     words = set(re.split(r"[\s+]+", text))
-    assert set(name.split("+")) <= words and {"larger", "than", "the", "noise"} <= words
+    assert {*name.split("+"), "better,", "by", "more", "than", "the", "noise"} <= words
     row = section_of(tmp_path).verdicts.set_index("arm").loc[name]
     assert tables.difference(row, 3) in text
 
@@ -281,7 +298,9 @@ CHANGES = {  # what must be said -> the change of the clean sweep
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
     "of the text that it sees. So this is a screening, and uses the words of a screening. 1.751"
-    " beside 1.700 of trigrams, 1.600 of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
+    " on the whole validation text, beside 1.700 of trigrams, 1.600 of 5-grams": {
+        "ngrams": {"trigrams": 1.7, "best": [5, 1.6]}
+    },
     "it beats trigrams, but not the best n-grams of its text. 1.751": {
         "ngrams": {"trigrams": 1.8, "best": [5, 1.6]}
     },

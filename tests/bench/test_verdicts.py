@@ -9,7 +9,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import comparisons, contrasts, plans, power, rows, verdicts
+from bench.ablation import comparisons, contrasts, page, plans, power, rows, tables, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
 from helpers.sweeps import CALM, ROPE, judge, judged, make_sweep, reported, with_runs, write_lines
 
@@ -140,9 +140,14 @@ def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
     assert swiglu["difference"] == pytest.approx(-0.06, abs=0.02) and math.isnan(swiglu["worth"])
 
 
-def test_a_screening_says_larger_than_the_noise_or_not_seen(tmp_path):
-    words = judged(tmp_path, seeds=3, screening=True, stale=False)[0].set_index("arm").verdict
-    assert words["rope"] == "larger than the noise" and words["gqa"] == "not seen"
+def test_a_screening_says_on_which_side_an_arm_lies_or_not_seen(tmp_path):
+    effects = ROPE | {"gqa": 0.0, "alibi": 0.2, "post": 0.2}
+    found = judged(tmp_path, seeds=3, screening=True, stale=False, effects=effects)[1]
+    words = {arm: row["verdict"] for arm, row in found.items()}
+    assert words["rope"] == "better, by more than the noise" and words["gqa"] == "not seen"
+    assert words["alibi"] == "worse, by more than the noise"
+    assert [tables.sign_of(found[arm]) for arm in ("rope", "alibi", "gqa")] == [1, -1, None]
+    assert [tables.sign_of(page.of_part(found[arm])) for arm in ("rope", "alibi")] == [-1, 1]
     assert words["post"] == "fails 3 of 3" and words["base-again"] == "noise"
 
 
@@ -203,7 +208,7 @@ def test_the_base_is_held_against_n_grams(tmp_path, trigrams, best, wanted):
     sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=ROPE, **CALM, ngrams=ngrams)
     frame, found, facts = judge(sweep, lines)
     assert (facts.screening, facts.marked) == wanted
-    verdict = "larger than the noise" if wanted[0] else "better"
+    verdict = "better, by more than the noise" if wanted[0] else "better"
     assert (found["rope"]["verdict"], found["rope"]["stuck"]) == (verdict, 0)
 
 

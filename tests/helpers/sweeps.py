@@ -46,7 +46,7 @@ SWEEP = {
     "match": "params",
     "base": "base",
     "base_values": {
-        **{"model": "gpt2", "n_layer": 4, "n_embd": 128, "block_size": 64},
+        **{"model": "gpt2", "n_layer": 4, "n_embd": 128, "block_size": 64, "match": "none"},
         **{"optimizer": "muon", "learning_rate": 1e-3, "max_iters": 2000, "batch_size": 4},
     },
     "lr_grid": [0.5, 1, 2],
