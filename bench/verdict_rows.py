@@ -7,6 +7,7 @@ import csv
 import math
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from common.errors import UserError, one_line
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MISSING = ("", "na", "n/a")  # a loss in lower case that is none
 SEED = re.compile(r"[-_.](?:seed|s)?[-_]?(\d+)$")  # at the end of the name of a run folder
+# What names no setting: a number, a date or a time of day, a truth value, nothing.
+NO_NAME = re.compile(r"[-+.]?\d[-+.:/ \detz]*|nan|inf|true|false|", re.IGNORECASE)
 KNOWN = "name .csv, .tsv or .jsonl files, or run folders of train.py"
 
 
@@ -189,7 +192,7 @@ def config_of_folder(path):
 
 def last_of_each(runs, config):
     """(the runs that count, [warning], [note]): of the rows of one run the last one with a loss.
-    Warnings are about rows that may have been meant as runs."""
+    Warnings are about rows that may have been meant as runs. Raises UserError if they were."""
     known = [each for each in runs if each.loss is not None and each.arm]
     if not known:
         fix = "train a run to its end, or check --arm_column="
@@ -208,9 +211,12 @@ def last_of_each(runs, config):
     if replaced:
         what = f"{len(replaced)} of {len(known)} rows were replaced by a later row of the same arm"
         what += ", seed and setting" if any(each.setting for each in known) else " and seed"
+        shared = shared_values(known)
+        check_settings(replaced, shared, config)
         columns = differing(replaced)
         if columns:
-            warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {advice(replaced)}")
+            more = advice(columns, differing(replaced, among=shared))
+            warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {more}")
         else:
             notes.append(f"{what}.")
     if len(known) < len(runs):
@@ -225,33 +231,46 @@ def last_of_each(runs, config):
     return list(last.values()), warnings, notes
 
 
-def differing(replaced):
-    """The columns in which rows differ from the rows that replace them."""
-    columns = {}
+def shared_values(known):
+    """{(column, text)} of the cells that several arms have, as they have those of a setting."""
+    arms = {}
+    for each in known:
+        for cell in each.others.items():
+            arms.setdefault(cell, set()).add(each.arm)
+    return {cell for cell, names in arms.items() if len(names) > 1}
+
+
+def differing(replaced, among=None):
+    """{column: in how many rows it differs from the row that replaces them}. among: the cells that
+    count; None: all."""
+    columns = Counter()
     for row, later in replaced:
         for key in row.others | later.others:
-            if row.others.get(key) != later.others.get(key):
-                columns[key] = True
-    return list(columns)
+            cells = {(key, row.others.get(key)), (key, later.others.get(key))}
+            columns[key] += len(cells) == 2 and (among is None or cells <= among)
+    return +columns  # without those that are never different
 
 
-def advice(replaced):
-    """What to do if the replaced rows were meant to count, as sentences."""
-    columns = differing(replaced)
-    texts = [
-        key for key in columns if not all(is_number(row.others.get(key)) for row, _ in replaced)
-    ]
-    named = [key for key in [*texts, *columns] if key != "file"]
+def check_settings(replaced, shared, config):
+    """Raise UserError if names that several arms share tell rows of one arm and seed apart."""
+    names = {cell for cell in shared if cell[0] != "file" and not NO_NAME.fullmatch(cell[1])}
+    columns = differing(replaced, among=names)
+    if not columns:
+        return
+    column = max(columns, key=columns.get)
+    row = replaced[0][0]
+    fix = f"add --setting_column={shlex.quote(column)}"
+    if row.setting:
+        fix = f"join it with {config.setting_column} in one column of settings"
+    what = f"rows of one arm and seed differ in {column}"
+    raise UserError(what, row.others["file"], f"{fix}; or delete it, and the last row counts")
+
+
+def advice(columns, shared):
+    """What to do if the rows that differ in `columns` were meant to count, as sentences. shared:
+    the columns that may be settings."""
     runs = "each row is a run, give each its own seed"
-    if not named:
+    if "file" in columns:
         return f"If {runs}; if each file is a setting, add a column that names it."
-    setting = f"{named[0]} is a setting, add --setting_column={named[0]}"
-    return f"That is right for a log of evaluations. If {setting}; if {runs}."
-
-
-def is_number(text):
-    try:
-        float(text or 0)
-    except ValueError:
-        return False
-    return True
+    settings = [f"if {key} is a setting, add --setting_column={key}" for key in shared][:1]
+    return f"That is right for a log of evaluations. {'; '.join(['If ' + runs, *settings])}."

@@ -200,18 +200,32 @@ def test_of_several_rows_of_a_run_the_last_with_a_loss_counts(printed):
     assert f"{np.mean(BASE):.4f}" in out and "better" in out
 
 
-def test_rows_that_were_meant_as_runs_are_named_first(printed):
-    rows = ["run, dataset, arm, seed, loss"]
-    for number, (dataset, arm, seed) in enumerate(
-        itertools.product("abcd", ["baseline", "mine"], range(3))
-    ):
-        rows.append(f"{number}, {dataset}, {arm}, {seed}, {2 + number % 5 / 100}")
-    out = printed("\n".join(rows))
+TWO_DATASETS = ["run,dataset,size,arm,seed,loss"]
+for number, cells in enumerate(itertools.product("ab", [1, 2], ["baseline", "mine"], range(3))):
+    TWO_DATASETS.append(f"r{number},{','.join(map(str, cells))},{2 + number % 5 / 100}")
+
+
+def test_rows_of_several_settings_never_replace_each_other(printed):
+    """A column of names that several arms share tells them apart."""
+    text = "\n".join(TWO_DATASETS)
+    with pytest.raises(UserError, match=r"differ in dataset \(.*\): add --setting_column=dataset;"):
+        printed(text)
+    text = re.sub(r",([ab]),", r",\1,size ", text)
+    with pytest.raises(UserError, match="differ in size .*: join it with dataset in one column"):
+        printed(text, "--setting_column=dataset")
+
+
+def test_a_log_of_numbers_and_times_is_read_with_a_warning(printed):
+    """No column is advised whose values are of one row or of one arm."""
+    text = "\n".join(TWO_DATASETS).replace(",a,", ",2026-11-28 09:19,").replace(",b,", ",True,")
+    out = printed(text.replace("dataset", "time"))
     assert out.startswith(
         "warning: 18 of 24 rows were replaced by a later row of the same arm and seed, and"
+        " they differ in: run, time, size. That is right for a log of evaluations. If each"
     )
-    assert "differ in: run, dataset." in out and "add --setting_column=dataset;" in out
-    assert "replaced" not in printed("\n".join(rows), "--setting_column=dataset")
+    assert "if time is a setting, add --setting_column=time." in out and "=run" not in out
+    named = "\n".join(row.split(",", 1)[0] + "," + row.split(",", 3)[3] for row in TWO_DATASETS)
+    assert "differ in: run. " in printed(named) and "--setting_column" not in printed(named)
 
 
 def test_files_with_the_same_arms_and_seeds_replace_each_other_aloud(tmp_path, capsys):
