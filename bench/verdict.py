@@ -240,7 +240,7 @@ def main(argv):
     config = build(VerdictConfig, given.values)
     if not given.words:
         raise UserError("no runs", "command line", KNOWN)
-    rows = read(given.words, config, given.typed)
+    rows = read(given, config)
     runs, warnings, notes = last_of_each(rows, config)
     groups = {}
     for each in runs:

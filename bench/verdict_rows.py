@@ -33,10 +33,10 @@ class Run(NamedTuple):
     others: dict  # {column: text} of the file and of the columns that are not named above
 
 
-def read(paths, config, typed):
-    """[Run] of files and run folders. typed: the keys that the user typed."""
+def read(given, config):
+    """[Run] of the files and run folders of a command line."""
     runs = []
-    for name in paths:
+    for name in given.words:
         path = Path(name)
         suffix = path.suffix.lower()
         folder = path.parent if path.name == "rows.jsonl" else path
@@ -48,7 +48,7 @@ def read(paths, config, typed):
         elif not path.exists():
             raise UserError("no such file or folder", name, "check the path")
         elif suffix in DELIMITERS or suffix == ".jsonl":
-            runs += runs_of_table(path, config, typed)
+            runs += runs_of_table(path, config, given)
         elif suffix == ".json":
             raise UserError("a .json is not read", name, "write one object a line, as .jsonl")
         else:
@@ -59,18 +59,14 @@ def read(paths, config, typed):
 # ---------------------------------------------------------------- tables
 
 
-def runs_of_table(path, config, typed):
+def runs_of_table(path, config, given):
     """[Run] of the rows of a .csv, .tsv or .jsonl file."""
     names = {key: getattr(config, f"{key}_column") for key in ("arm", "loss", "seed", "setting")}
     rows = list(rows_of(path))
     if not rows:
         raise UserError("no rows", path, "write a header, and a row for each run")
     columns = list(dict.fromkeys(key for _, row in rows for key in row))
-    for key, name in names.items():
-        needed = key in ("arm", "loss") or f"{key}_column" in typed
-        if needed and name not in columns:
-            fix = f"--{key}_column= names one of: {', '.join(columns)}"
-            raise UserError(f"no column {name}", path, fix)
+    check_columns(path, names, rows, columns, given)
 
     runs = []
     for line, row in rows:
@@ -88,6 +84,33 @@ def runs_of_table(path, config, typed):
         fix = f"is --loss_column={config.loss_column} right?"
         raise UserError(f"none of the {len(runs)} rows has a loss", path, fix)
     return runs
+
+
+def check_columns(path, names, rows, columns, given):
+    """Raise UserError, with the completed command, if a table lacks columns that it needs."""
+    likely = {key: likely_column(key, rows, columns) for key in names if names[key] not in columns}
+    needed = [key for key in likely if key in ("arm", "loss") or f"{key}_column" in given.typed]
+    if not needed:
+        return
+    told = [key for key in likely if likely[key] or key in needed]
+    options = {f"{key}_column": f"--{key}_column={likely[key] or 'COLUMN'}" for key in told}
+    words = ["bench/verdict.py", *given.files, *given.words, *(given.texts | options).values()]
+    what = f"no column {' or '.join(names[key] for key in told)}"
+    fix = f"its columns are {', '.join(columns)}; perhaps `python {shlex.join(words)}`"
+    raise UserError(what, path, fix)
+
+
+def likely_column(key, rows, columns):
+    """The column that a key may mean, or "": the last with that word in its name or, for the arm,
+    the first of names that repeat."""
+    for column in reversed(columns):
+        if key in re.split(r"[\W_]+", column.lower()):
+            return column
+    for column in columns if key == "arm" else []:
+        texts = [text_of(row.get(column)) for _, row in rows]
+        if len(set(texts)) < len(texts) and not any(map(NO_NAME.fullmatch, texts)):
+            return column
+    return ""
 
 
 def rows_of(path):

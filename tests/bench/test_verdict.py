@@ -326,6 +326,26 @@ def test_a_mistake_is_one_line(printed, text, options, where):
 
 
 @pytest.mark.parametrize(
+    ("header", "options", "what"),
+    [
+        ("run,method,SEED no,val_loss", "method,val_loss,SEED no", "arm, loss, seed"),
+        ("run,method,x,y", "method,COLUMN", "arm, loss"),
+        ("run,warmup,seed,my_arm", "my_arm,COLUMN", "arm, loss"),
+    ],
+)
+def test_all_missing_columns_are_named_with_the_whole_command(printed, header, options, what):
+    rows = ["r1,base,1,2.0", "r2,base,2,2.1", "r3,mine,1,2.2"]
+    flags = [f"--{key}_column=" for key in what.split(", ")]
+    words = [flag + option for flag, option in zip(flags, options.split(","), strict=True)]
+    with pytest.raises(UserError) as error:
+        printed("\n".join([header, *rows]), "--base=base", "--loss_column=loss")
+    assert f"no column {what.replace(', ', ' or ')} (" in str(error.value)
+    command = shlex.split(str(error.value).split("`")[1])
+    assert command[:2] == ["python", "bench/verdict.py"]
+    assert set(command[3:]) == {"--base=base", *words}
+
+
+@pytest.mark.parametrize(
     ("name", "fix"),
     [("runs.pkl", ".csv"), ("runs.json", ".jsonl"), ("missing.csv", "check the path")],
 )
