@@ -7,7 +7,6 @@ import csv
 import math
 import re
 import shlex
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,14 +102,12 @@ def check_columns(path, names, rows, columns, given):
 def likely_column(key, rows, columns):
     """The column that a key may mean, or "": the last with that word in its name or, for the arm,
     the first of names that repeat."""
-    for column in reversed(columns):
-        if key in re.split(r"[\W_]+", column.lower()):
-            return column
-    for column in columns if key == "arm" else []:
+    likely = [column for column in columns if key in re.split(r"[\W_]+", column.lower())]
+    for column in columns if key == "arm" and not likely else []:
         texts = [text_of(row.get(column)) for _, row in rows]
         if len(set(texts)) < len(texts) and not any(map(NO_NAME.fullmatch, texts)):
             return column
-    return ""
+    return likely[-1] if likely else ""
 
 
 def rows_of(path):
@@ -221,25 +218,20 @@ def last_of_each(runs, config):
         fix = "train a run to its end, or check --arm_column="
         raise UserError("no row has both a loss and an arm", "runs", fix)
     last = {}
-    replaced = []  # (row, what replaces it)
     for number, each in enumerate(known):
-        key = each[:3] if each.seed else number
-        last[key] = each
-    for each in known:
-        if each.seed and last[each[:3]] is not each:
-            replaced.append((each, last[each[:3]]))
+        last[each[:3] if each.seed else number] = each
+    seeded = [each for each in known if each.seed]
+    replaced = [(each, last[each[:3]]) for each in seeded if last[each[:3]] is not each]
 
     warnings = []
     notes = []
     if replaced:
         what = f"{len(replaced)} of {len(known)} rows were replaced by a later row of the same arm"
         what += ", seed and setting" if any(each.setting for each in known) else " and seed"
-        shared = shared_values(known)
-        check_settings(replaced, shared, config)
+        fix = advice(replaced, known, config)
         columns = differing(replaced)
         if columns:
-            more = advice(columns, differing(replaced, among=shared))
-            warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {more}")
+            warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {fix}")
         else:
             notes.append(f"{what}.")
     if len(known) < len(runs):
@@ -254,46 +246,39 @@ def last_of_each(runs, config):
     return list(last.values()), warnings, notes
 
 
-def shared_values(known):
-    """{(column, text)} of the cells that several arms have, as they have those of a setting."""
-    arms = {}
-    for each in known:
-        for cell in each.others.items():
-            arms.setdefault(cell, set()).add(each.arm)
-    return {cell for cell, names in arms.items() if len(names) > 1}
-
-
 def differing(replaced, among=None):
-    """{column: in how many rows it differs from the row that replaces them}. among: the cells that
-    count; None: all."""
-    columns = Counter()
+    """The columns in which rows differ from those that replace them. among: the cells that count;
+    None: all."""
+    columns = {}
     for row, later in replaced:
         for key in row.others | later.others:
             cells = {(key, row.others.get(key)), (key, later.others.get(key))}
-            columns[key] += len(cells) == 2 and (among is None or cells <= among)
-    return +columns  # without those that are never different
+            if len(cells) == 2 and (among is None or cells <= among):
+                columns[key] = True
+    return list(columns)
 
 
-def check_settings(replaced, shared, config):
-    """Raise UserError if names that several arms share tell rows of one arm and seed apart."""
-    names = {cell for cell in shared if cell[0] != "file" and not NO_NAME.fullmatch(cell[1])}
-    columns = differing(replaced, among=names)
-    if not columns:
-        return
-    column = max(columns, key=columns.get)
-    row = replaced[0][0]
-    fix = f"add --setting_column={shlex.quote(column)}"
-    if row.setting:
-        fix = f"join it with {config.setting_column} in one column of settings"
-    what = f"rows of one arm and seed differ in {column}"
-    raise UserError(what, row.others["file"], f"{fix}; or delete it, and the last row counts")
+def advice(replaced, known, config):
+    """What to do if the replaced rows were meant to count, as sentences. Raises UserError if they
+    must have been, since names that several arms share, as those of settings, tell them apart."""
+    arms = {}  # that have a cell
+    for each in known:
+        for cell in each.others.items():
+            arms.setdefault(cell, set()).add(each.arm)
+    shared = {cell for cell in arms if len(arms[cell]) > 1 and cell[0] != "file"}
+    names = differing(replaced, {cell for cell in shared if not NO_NAME.fullmatch(cell[1])})
+    if names:
+        row = replaced[0][0]
+        fix = f"add --setting_column={shlex.quote(names[0])}"
+        if row.setting:
+            fix = f"join it with {config.setting_column} in one column of settings"
+        what = f"rows of one arm and seed differ in {names[0]}"
+        fix += f"; or delete {names[0]}, and the last row counts"
+        raise UserError(what, row.others["file"], fix)
 
-
-def advice(columns, shared):
-    """What to do if the rows that differ in `columns` were meant to count, as sentences. shared:
-    the columns that may be settings."""
     runs = "each row is a run, give each its own seed"
-    if "file" in columns:
+    if "file" in differing(replaced):
         return f"If {runs}; if each file is a setting, add a column that names it."
-    settings = [f"if {key} is a setting, add --setting_column={key}" for key in shared][:1]
-    return f"That is right for a log of evaluations. {'; '.join(['If ' + runs, *settings])}."
+    for key in differing(replaced, shared)[:1]:
+        runs += f"; if {key} is a setting, add --setting_column={key}"
+    return f"That is right for a log of evaluations. If {runs}."
