@@ -293,8 +293,19 @@ def print_verdicts(settings, config):
 def print_arms(tables, config):
     """Print a line for each arm of each setting. Returns [note]."""
     rows = judge(tables, config.margin)
-    titles = ["arm", "runs", "mean", "difference [95 %]", "p", "verdict", "more seeds"]
-    print_table([titles, *map(line_of, rows)])
+    lines = [["arm", "runs", "mean", "difference [95 %]", "p", "verdict", "more seeds"]]
+    for row in rows:
+        interval = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
+        if row["verdict"] == "base" or math.isnan(row["difference"]):
+            interval = ""
+        elif math.isnan(row["low"]):
+            interval = f"{row['difference']:+.4f}"
+        p = ""
+        if "test" in row:
+            p = "–" if math.isnan(row["p"]) else f"{row['p']:.2g}"
+        numbers = [str(len(row["pair"][0])), f"{row['mean']:.4f}", interval, p]
+        lines.append([row["arm"], *numbers, row["verdict"], row["more"]])
+    print_table(lines)
 
     notes = []
     tested = [row for row in rows if "test" in row]
@@ -313,20 +324,6 @@ def print_arms(tables, config):
     if not config.margin and any(row["verdict"] == "undecided" for row in rows):
         notes.append("No arm can tie without --margin, the largest difference that counts as none.")
     return notes
-
-
-def line_of(row):
-    """The cells of an arm."""
-    interval = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-    if row["verdict"] == "base" or math.isnan(row["difference"]):
-        interval = ""
-    elif math.isnan(row["low"]):
-        interval = f"{row['difference']:+.4f}"
-    p = ""
-    if "test" in row:
-        p = "–" if math.isnan(row["p"]) else f"{row['p']:.2g}"
-    runs = str(len(row["pair"][0]))
-    return [row["arm"], runs, f"{row['mean']:.4f}", interval, p, row["verdict"], row["more"]]
 
 
 def why_undecided(row, family):

@@ -94,9 +94,8 @@ def check_columns(path, names, rows, columns, given):
     told = [key for key in likely if likely[key] or key in needed]
     options = {f"{key}_column": f"--{key}_column={likely[key] or 'COLUMN'}" for key in told}
     words = ["bench/verdict.py", *given.files, *given.words, *(given.texts | options).values()]
-    what = f"no column {' or '.join(names[key] for key in told)}"
     fix = f"its columns are {', '.join(columns)}; perhaps `python {shlex.join(words)}`"
-    raise UserError(what, path, fix)
+    raise UserError(f"no column {' or '.join(names[key] for key in told)}", path, fix)
 
 
 def likely_column(key, rows, columns):
