@@ -12,15 +12,14 @@ arm, seed and setting the last one with a loss counts, so that logs can be read 
 
 An arm is better or worse if both Welch's and Student's t test find a difference, after Holm's
 correction for all arms that can be tested. With a column of settings (texts, sizes, optimizers
-...), each arm is compared with the base of its setting, and a new setting is predicted.
-docs/is_my_change_real.md shows three examples.
+...), each arm is compared with the base of its setting; from four settings on, the table is of all
+of them together and predicts a new one. docs/is_my_change_real.md shows four examples.
 """
 
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -59,27 +58,28 @@ class Test(NamedTuple):
     why: str  # why the runs that learned decide nothing, or ""
 
 
-def judge(groups, margin):
-    """[row] of the arms of one setting, {arm: losses}, the base first: a dictionary of mean,
-    difference with its interval, verdict, more (the seeds that would decide), and, where the arm
-    can be tested, its Test and p, corrected for all such arms."""
+def judge(tables, margin):
+    """[row] of each {arm: losses} of a setting, the base first: a dictionary of mean, difference
+    with its interval, verdict, more (the seeds that would decide), and, where the arm can be
+    tested, its Test and p, corrected for all such arms of all settings (nan: it has none)."""
     import numpy as np
 
     from bench.ablation.contrasts import contrast, finite, holm
 
-    base_name, *arms = groups
     rows = []
-    for arm in arms:
-        pair = [np.array(groups[arm]), np.array(groups[base_name])]
-        learned = finite(pair[0])
-        row = {
-            "arm": arm,
-            "pair": pair,
-            "mean": float(learned.mean()) if len(learned) else math.inf,
-            "verdict": untested(pair, base_name),
-            "more": "",
-        }
-        rows.append(contrast(pair).columns() | row)
+    for groups in tables:
+        base_name = next(iter(groups))
+        for arm in groups:
+            pair = [np.array(groups[arm]), np.array(groups[base_name])]
+            learned = finite(pair[0])
+            row = {
+                "arm": arm,
+                "pair": pair,
+                "mean": float(learned.mean()) if len(learned) else math.inf,
+                "verdict": "base" if arm == base_name else untested(pair, base_name),
+                "more": "",
+            }
+            rows.append(contrast(pair).columns() | row)
 
     tested = [row for row in rows if not row["verdict"]]
     tests = [compare_runs(row["pair"], margin or 0) for row in tested]
@@ -89,6 +89,8 @@ def judge(groups, margin):
         row["test"] = test
         row["p"] = float(p)
         row["verdict"] = word_of(test, p, p_tie)
+        if row["verdict"] == "undecided" and test.why and test.p > ERROR:
+            row["p"] = math.nan
         if row["verdict"] == "undecided" and np.isfinite(np.concatenate(row["pair"])).all():
             row["more"] = more_seeds(row, margin, len(tested))
     return rows
@@ -177,57 +179,53 @@ def more_seeds(row, margin, family):
     return f"{more[decides.argmax()]} each" if decides.any() else f">{MOST_SEEDS} each"
 
 
-def across_settings(runs, config):
-    """([Effect] of the arms over settings, in losses below the base; [note])."""
+def across_settings(settings, config):
+    """([Effect] of the arms over {setting: {arm: losses}}, in losses below the base; [note])."""
     import numpy as np
 
     from bench.ablation import effects
     from bench.ablation.contrasts import pooled_variance
 
-    cells = {}
-    for each in runs:
-        cells.setdefault((each.arm, each.setting), []).append(each.loss)
-    variance, df = pooled_variance([np.array(losses) for losses in cells.values()])
+    cells = [losses for groups in settings.values() for losses in groups.values()]
+    variance, df = pooled_variance([np.array(losses) for losses in cells])
     notes = [
         f"Standard deviation of the runs of an arm in a setting: {float(variance) ** 0.5:.4g}."
     ]
     if not df:
         notes = ["One run in each setting: chance and setting cannot be told apart."]
 
-    columns = {key: [] for key in ("part", "setting", "log_worth", "se", "censored")}
-    without = set()  # a base that learned
-    for (arm, setting), losses in cells.items():
-        base = cells.get((config.base, setting), [math.inf])
-        if not all(map(math.isfinite, base)):
-            without.add(setting)
-        if arm == config.base or setting in without:
+    gained = []
+    without = []  # a base that learned
+    for setting, groups in settings.items():
+        base = groups.get(config.base, [math.inf])
+        if math.inf in base:
+            without.append(setting)
             continue
-        columns["part"].append(arm)
-        columns["setting"].append(setting)
-        columns["log_worth"].append(np.mean(base) - np.mean(losses))
-        columns["se"].append(float(np.sqrt(variance * (1 / len(losses) + 1 / len(base)))))
-        columns["censored"].append(-int(not all(map(math.isfinite, losses))))
+        for arm, losses in groups.items():
+            se = float(np.sqrt(variance * (1 / len(losses) + 1 / len(base))))
+            gain = np.mean(base) - np.mean(losses)
+            gained.append((arm, setting, gain, se, -int(math.inf in losses)))
+    gained = [each for each in gained if each[0] != config.base]
     if without:
         what = "Settings left out, where the base has no run or diverged"
         notes.append(f"{what}: {', '.join(sorted(without))}.")
-    if not columns["part"]:
+    if not gained:
         raise UserError("no setting has a base and another arm", "setting", "add their runs")
+    keys = ("part", "setting", "log_worth", "se", "censored")
+    columns = dict(zip(keys, map(list, zip(*gained, strict=True)), strict=True))
     gains = np.array(columns["log_worth"])
     lowest = gains[np.isfinite(gains)].min(initial=0)  # a run that diverged is below all others
     columns["log_worth"] = np.maximum(gains, lowest)
     found = effects.fit(columns, config.margin or math.nan)
-    few = []
-    for effect in found:
+    few = [effect for effect in found if effect.n_settings < effects.LEAST_SETTINGS]
+    for effect in few:
         own = gains[np.array(columns["part"]) == effect.part]
-        if effect.n_settings < effects.LEAST_SETTINGS:
-            few.append(f"{effect.part} ({effect.n_settings})")
-            if np.isfinite(own).all():
-                effect.mean = float(own.mean())
+        if np.isfinite(own).all():
+            effect.mean = float(own.mean())
     if few:
-        least = effects.LEAST_SETTINGS
-        notes.append(
-            f"Fewer than {least} settings, so no interval and no prediction: {', '.join(few)}."
-        )
+        names = ", ".join(f"{effect.part} ({effect.n_settings})" for effect in few)
+        what = f"Fewer than {effects.LEAST_SETTINGS} settings"
+        notes.append(f"{what}, so no interval and no prediction: {names}.")
     return found, notes
 
 
@@ -240,87 +238,104 @@ def main(argv):
     config = build(VerdictConfig, given.values)
     if not given.words:
         raise UserError("no runs", "command line", KNOWN)
-    rows = read(given.words, config, given.typed)
+    rows = read(given, config)
     runs, warnings, notes = last_of_each(rows, config)
-    groups = {}
+    settings = {}
     for each in runs:
-        groups.setdefault(each.arm, []).append(each.loss)
-    check_arms(groups, config, without_loss={each.arm for each in rows} - {*groups, ""})
+        settings.setdefault(each.setting, {}).setdefault(each.arm, []).append(each.loss)
+    arms = list(dict.fromkeys(each.arm for each in runs))
+    check_arms(arms, config, without_loss={each.arm for each in rows} - {*arms, ""})
     for warning in warnings:
         print(folded(f"warning: {warning}"))
-    groups = {config.base: groups.pop(config.base)} | groups
-    if len({each.setting for each in runs}) > 1:
-        notes += print_settings(runs, config)
-    else:
-        notes += print_arms(groups, config)
-    counts = Counter(arm.casefold() for arm in groups)
-    alike = [arm for arm in groups if counts[arm.casefold()] > 1]
+    notes += print_verdicts(settings, config)
+    folds = [arm.casefold() for arm in arms]
+    alike = [arm for arm in arms if folds.count(arm.casefold()) > 1]
     if alike:
         notes.append(f"These arms differ only in case: {', '.join(alike)}.")
     for note in notes:
         print(folded(note))
 
 
-def check_arms(groups, config, without_loss):
+def check_arms(arms, config, without_loss):
     """Raise UserError unless there are the base and another arm. without_loss: the arms of which no
     run has ended."""
-    if len(groups) == 1 and without_loss:
-        what = f"{next(iter(groups))} is the only arm with a loss"
-        raise UserError(what, "runs", f"let a run of {', '.join(sorted(without_loss))} end")
-    if len(groups) == 1:
+    if len(arms) == 1:
         fix = f"add the runs of another arm, or is --arm_column={config.arm_column} right?"
-        raise UserError(f"{next(iter(groups))} is the only arm", "runs", fix)
-    if config.base not in groups:
-        fix = nearest(config.base, groups) or f"--base= names one of: {', '.join(groups)}"
+        if without_loss:
+            fix = f"let a run of {', '.join(sorted(without_loss))} end"
+        raise UserError(f"{arms[0]} is the only arm with a loss", "runs", fix)
+    if config.base not in arms:
+        fix = nearest(config.base, arms) or f"--base= names one of: {', '.join(arms)}"
         raise UserError(f"no arm {config.base}", "base", fix)
 
 
-def print_arms(groups, config):
-    """Print a line for each arm. Returns [note]."""
+def print_verdicts(settings, config):
+    """Print the verdicts on {setting: {arm: losses}}: of all settings together if there are enough
+    to predict a new one, else of each. Returns [note]."""
+    from bench.ablation.effects import LEAST_SETTINGS
+
+    tables = []
+    notes = []
+    for setting, groups in settings.items():
+        where = f" in {setting or '(none)'}" if len(settings) > 1 else ""
+        if config.base in groups and len(groups) > 1:
+            groups = {config.base: groups[config.base]} | groups
+            tables.append({arm + where: losses for arm, losses in groups.items()})
+        else:
+            notes.append(f"Left out, with nothing to compare: {', '.join(groups)}{where}.")
+    if not 0 < len(tables) < LEAST_SETTINGS:
+        return print_settings(settings, config)
+    if len(settings) > 1:
+        notes.append(f"With {LEAST_SETTINGS} settings or more, a new one is predicted too.")
+    return print_arms(tables, config) + notes
+
+
+def print_arms(tables, config):
+    """Print a line for each arm of each setting. Returns [note]."""
+    rows = judge(tables, config.margin)
     lines = [["arm", "runs", "mean", "difference [95 %]", "p", "verdict", "more seeds"]]
-    base = groups[config.base]
-    known = [loss for loss in base if math.isfinite(loss)]
-    mean = sum(known) / len(known) if known else math.inf
-    lines.append([config.base, str(len(base)), f"{mean:.4f}", "", "", "base", ""])
-    rows = judge(groups, config.margin)
     for row in rows:
         interval = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-        if math.isnan(row["difference"]):
+        if row["verdict"] == "base" or math.isnan(row["difference"]):
             interval = ""
         elif math.isnan(row["low"]):
             interval = f"{row['difference']:+.4f}"
-        p = "" if row["verdict"].startswith("none") else f"{row['p']:.2g}"
-        runs = str(len(row["pair"][0]))
-        lines.append(
-            [row["arm"], runs, f"{row['mean']:.4f}", interval, p, row["verdict"], row["more"]]
-        )
+        p = ""
+        if "test" in row:
+            p = "–" if math.isnan(row["p"]) else f"{row['p']:.2g}"
+        numbers = [str(len(row["pair"][0])), f"{row['mean']:.4f}", interval, p]
+        lines.append([row["arm"], *numbers, row["verdict"], row["more"]])
     print_table(lines)
 
-    tested = [row for row in rows if not row["verdict"].startswith("none")]
-    notes = ["A negative difference is better."]
-    if len(tested) > 1:
-        notes = [f"{notes[0]} p is corrected for the {len(tested)} arms that are tested (Holm)."]
-    if any(len(losses) < LEAST_RUNS for losses in groups.values()):
+    notes = []
+    tested = [row for row in rows if "test" in row]
+    if any(math.isfinite(row["difference"]) for row in rows if row["verdict"] != "base"):
+        notes.append("A negative difference is better. Runs of one seed are not paired.")
+    if len(tested) > 1 and not all(math.isnan(row["p"]) for row in tested):
+        notes.append(f"p is corrected for the {len(tested)} arms that are tested (Holm).")
+    if any(len(row["pair"][0]) < LEAST_RUNS for row in rows):
         notes.append(f"A verdict needs {LEAST_RUNS} runs of the arm and of the base; 5 are better.")
     for row in tested:
         notes += why_undecided(row, len(tested))
-    for arm, losses in groups.items():
-        notes += notes_on_runs(arm, losses)
+    for row in rows:
+        notes += notes_on_runs(row["arm"], row["pair"][0])
     if any(row["more"] for row in rows):
         notes.append("More seeds: of the arm and of the base each, to decide in 80 of 100 cases.")
-    if not config.margin:
+    if not config.margin and any(row["verdict"] == "undecided" for row in rows):
         notes.append("No arm can tie without --margin, the largest difference that counts as none.")
     return notes
 
 
 def why_undecided(row, family):
-    """[note] on an arm that is undecided though its interval excludes 0."""
-    if row["verdict"] != "undecided" or not row["low"] * row["high"] > 0:
+    """[note] on an arm that is undecided without a p, or though its interval excludes 0."""
+    excludes = row["low"] * row["high"] > 0
+    if row["verdict"] != "undecided" or not (excludes or math.isnan(row["p"])):
         return []
     why = row["test"].why or "the p of Student's t test is larger"
     if row["test"].p <= ERROR:
         why = f"p counts all {family} arms"
-    return [f"{row['arm']}: undecided, though its interval alone excludes 0: {why}."]
+    though = ", though its interval alone excludes 0" if excludes else ""
+    return [f"{row['arm']}: undecided{though}: {why}."]
 
 
 def notes_on_runs(arm, losses):
@@ -340,10 +355,10 @@ def notes_on_runs(arm, losses):
     return notes
 
 
-def print_settings(runs, config):
+def print_settings(settings, config):
     """Print a line for each arm over settings. Returns [note]."""
     lines = [["arm", "better in", "mean [95 %]", "new setting [95 %]", "P(better)", "verdict"]]
-    found, notes = across_settings(runs, config)
+    found, notes = across_settings(settings, config)
     for effect in found:
         better = f"{effect.n_helps} of {effect.n_settings}"
         numbers = ["", "", ""]
@@ -355,34 +370,28 @@ def print_settings(runs, config):
             numbers[2] = f"{effect.p_helps:.2f}"
         lines.append([effect.part, better, *numbers, effect.word])
     print_table(lines)
-    what = "Differences of the loss: negative is better."
-    notes.append(f"{what} There is no p here: P(better) takes its place.")
-    if len(found) > 1:
+    known = [effect for effect in found if not math.isnan(effect.mean_low)]
+    if known:
+        what = "Differences of the loss: negative is better."
+        notes.append(f"{what} There is no p here: P(better) takes its place.")
+    if known and len(found) > 1:
         notes.append(
             "The spread between settings is estimated from all arms together, so another arm moves "
             "these intervals; nothing is corrected for the number of arms."
         )
-    return notes + diverged_in_settings(runs)
-
-
-def diverged_in_settings(runs):
-    """[note] on the runs that diverged, of each arm and setting."""
-    cells = {}
-    for each in runs:
-        cells.setdefault((each.arm, each.setting), []).append(each.loss)
-    notes = []
-    for (arm, setting), losses in cells.items():
-        diverged = losses.count(math.inf)
-        if diverged:
-            notes.append(
-                f"{arm}: {diverged} of {len(losses)} runs diverged in {setting or '(none)'}."
-            )
-    if notes:
-        notes.append(
-            "A setting in which a run of an arm diverged counts as its worst. If nan meant "
-            "'missing', leave the cell empty."
+    diverged = [
+        f"{arm}: {losses.count(math.inf)} of {len(losses)} runs diverged in {setting or '(none)'}."
+        for setting, groups in settings.items()
+        for arm, losses in groups.items()
+        if math.inf in losses
+    ]
+    if diverged:
+        diverged.append(
+            "Where a run of an arm diverged, its difference counts as the worst of all arms and "
+            "settings, or as worse still; where a run of the base did, the setting is left out. "
+            "If nan meant 'missing', leave the cell empty."
         )
-    return notes
+    return notes + diverged
 
 
 def print_table(lines):

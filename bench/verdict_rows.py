@@ -16,6 +16,8 @@ from common.errors import UserError, one_line
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MISSING = ("", "na", "n/a")  # a loss in lower case that is none
 SEED = re.compile(r"[-_.](?:seed|s)?[-_]?(\d+)$")  # at the end of the name of a run folder
+# What names no setting: a number, a date or a time of day, a truth value, nothing.
+NO_NAME = re.compile(r"[-+.]?\d[-+.:/ \detz]*|nan|inf|true|false|", re.IGNORECASE)
 KNOWN = "name .csv, .tsv or .jsonl files, or run folders of train.py"
 
 
@@ -30,10 +32,10 @@ class Run(NamedTuple):
     others: dict  # {column: text} of the file and of the columns that are not named above
 
 
-def read(paths, config, typed):
-    """[Run] of files and run folders. typed: the keys that the user typed."""
+def read(given, config):
+    """[Run] of the files and run folders of a command line."""
     runs = []
-    for name in paths:
+    for name in given.words:
         path = Path(name)
         suffix = path.suffix.lower()
         folder = path.parent if path.name == "rows.jsonl" else path
@@ -45,7 +47,7 @@ def read(paths, config, typed):
         elif not path.exists():
             raise UserError("no such file or folder", name, "check the path")
         elif suffix in DELIMITERS or suffix == ".jsonl":
-            runs += runs_of_table(path, config, typed)
+            runs += runs_of_table(path, config, given)
         elif suffix == ".json":
             raise UserError("a .json is not read", name, "write one object a line, as .jsonl")
         else:
@@ -56,18 +58,14 @@ def read(paths, config, typed):
 # ---------------------------------------------------------------- tables
 
 
-def runs_of_table(path, config, typed):
+def runs_of_table(path, config, given):
     """[Run] of the rows of a .csv, .tsv or .jsonl file."""
     names = {key: getattr(config, f"{key}_column") for key in ("arm", "loss", "seed", "setting")}
     rows = list(rows_of(path))
     if not rows:
         raise UserError("no rows", path, "write a header, and a row for each run")
     columns = list(dict.fromkeys(key for _, row in rows for key in row))
-    for key, name in names.items():
-        needed = key in ("arm", "loss") or f"{key}_column" in typed
-        if needed and name not in columns:
-            fix = f"--{key}_column= names one of: {', '.join(columns)}"
-            raise UserError(f"no column {name}", path, fix)
+    check_columns(path, names, rows, columns, given)
 
     runs = []
     for line, row in rows:
@@ -85,6 +83,30 @@ def runs_of_table(path, config, typed):
         fix = f"is --loss_column={config.loss_column} right?"
         raise UserError(f"none of the {len(runs)} rows has a loss", path, fix)
     return runs
+
+
+def check_columns(path, names, rows, columns, given):
+    """Raise UserError, with the completed command, if a table lacks columns that it needs."""
+    likely = {key: likely_column(key, rows, columns) for key in names if names[key] not in columns}
+    needed = [key for key in likely if key in ("arm", "loss") or f"{key}_column" in given.typed]
+    if not needed:
+        return
+    told = [key for key in likely if likely[key] or key in needed]
+    options = {f"{key}_column": f"--{key}_column={likely[key] or 'COLUMN'}" for key in told}
+    words = ["bench/verdict.py", *given.files, *given.words, *(given.texts | options).values()]
+    fix = f"its columns are {', '.join(columns)}; perhaps `python {shlex.join(words)}`"
+    raise UserError(f"no column {' or '.join(names[key] for key in told)}", path, fix)
+
+
+def likely_column(key, rows, columns):
+    """The column that a key may mean, or "": the last with that word in its name or, for the arm,
+    the first of names that repeat."""
+    likely = [column for column in columns if key in re.split(r"[\W_]+", column.lower())]
+    for column in columns if key == "arm" and not likely else []:
+        texts = [text_of(row.get(column)) for _, row in rows]
+        if len(set(texts)) < len(texts) and not any(map(NO_NAME.fullmatch, texts)):
+            return column
+    return likely[-1] if likely else ""
 
 
 def rows_of(path):
@@ -189,28 +211,26 @@ def config_of_folder(path):
 
 def last_of_each(runs, config):
     """(the runs that count, [warning], [note]): of the rows of one run the last one with a loss.
-    Warnings are about rows that may have been meant as runs."""
+    Warnings are about rows that may have been meant as runs. Raises UserError if they were."""
     known = [each for each in runs if each.loss is not None and each.arm]
     if not known:
         fix = "train a run to its end, or check --arm_column="
         raise UserError("no row has both a loss and an arm", "runs", fix)
     last = {}
-    replaced = []  # (row, what replaces it)
     for number, each in enumerate(known):
-        key = each[:3] if each.seed else number
-        last[key] = each
-    for each in known:
-        if each.seed and last[each[:3]] is not each:
-            replaced.append((each, last[each[:3]]))
+        last[each[:3] if each.seed else number] = each
+    seeded = [each for each in known if each.seed]
+    replaced = [(each, last[each[:3]]) for each in seeded if last[each[:3]] is not each]
 
     warnings = []
     notes = []
     if replaced:
         what = f"{len(replaced)} of {len(known)} rows were replaced by a later row of the same arm"
         what += ", seed and setting" if any(each.setting for each in known) else " and seed"
+        fix = advice(replaced, known, config)
         columns = differing(replaced)
         if columns:
-            warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {advice(replaced)}")
+            warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {fix}")
         else:
             notes.append(f"{what}.")
     if len(known) < len(runs):
@@ -225,33 +245,39 @@ def last_of_each(runs, config):
     return list(last.values()), warnings, notes
 
 
-def differing(replaced):
-    """The columns in which rows differ from the rows that replace them."""
+def differing(replaced, among=None):
+    """The columns in which rows differ from those that replace them. among: the cells that count;
+    None: all."""
     columns = {}
     for row, later in replaced:
         for key in row.others | later.others:
-            if row.others.get(key) != later.others.get(key):
+            cells = {(key, row.others.get(key)), (key, later.others.get(key))}
+            if len(cells) == 2 and (among is None or cells <= among):
                 columns[key] = True
     return list(columns)
 
 
-def advice(replaced):
-    """What to do if the replaced rows were meant to count, as sentences."""
-    columns = differing(replaced)
-    texts = [
-        key for key in columns if not all(is_number(row.others.get(key)) for row, _ in replaced)
-    ]
-    named = [key for key in [*texts, *columns] if key != "file"]
+def advice(replaced, known, config):
+    """What to do if the replaced rows were meant to count, as sentences. Raises UserError if they
+    must have been, since names that several arms share, as those of settings, tell them apart."""
+    arms = {}  # that have a cell
+    for each in known:
+        for cell in each.others.items():
+            arms.setdefault(cell, set()).add(each.arm)
+    shared = {cell for cell in arms if len(arms[cell]) > 1 and cell[0] != "file"}
+    names = differing(replaced, {cell for cell in shared if not NO_NAME.fullmatch(cell[1])})
+    if names:
+        row = replaced[0][0]
+        fix = f"add --setting_column={shlex.quote(names[0])}"
+        if row.setting:
+            fix = f"join it with {config.setting_column} in one column of settings"
+        what = f"rows of one arm and seed differ in {names[0]}"
+        fix += f"; or delete {names[0]}, and the last row counts"
+        raise UserError(what, row.others["file"], fix)
+
     runs = "each row is a run, give each its own seed"
-    if not named:
+    if "file" in differing(replaced):
         return f"If {runs}; if each file is a setting, add a column that names it."
-    setting = f"{named[0]} is a setting, add --setting_column={named[0]}"
-    return f"That is right for a log of evaluations. If {setting}; if {runs}."
-
-
-def is_number(text):
-    try:
-        float(text or 0)
-    except ValueError:
-        return False
-    return True
+    for key in differing(replaced, shared)[:1]:
+        runs += f"; if {key} is a setting, add --setting_column={key}"
+    return f"That is right for a log of evaluations. If {runs}."

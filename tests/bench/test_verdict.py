@@ -46,7 +46,7 @@ def said(tmp_path, capsys):
 
 def test_the_numbers_are_scipys():
     losses = {"baseline": BASE, "lower": LOWER, "noise": [2.02, 2.03, 2.041, 2.05]}
-    lower, noise = verdict.judge(losses, margin=None)
+    _, lower, noise = verdict.judge([losses], margin=None)
     welch = stats.ttest_ind(LOWER, BASE, equal_var=False)
     student = stats.ttest_ind(LOWER, BASE)
     interval = welch.confidence_interval()
@@ -125,6 +125,7 @@ def test_an_interval_without_0_that_decides_nothing_is_explained(said, arms, why
     _, printed = said({"baseline": BASE} | arms)
     assert ("arm 0: undecided, though its interval" in printed) == bool(why)
     assert (why or "arm 0") in printed
+    assert ("  –  " in printed) == ("diverged" in (why or ""))
 
 
 def test_useless_changes_that_diverge_are_rarely_called():
@@ -145,8 +146,8 @@ def test_the_seeds_that_would_decide():
         return int(row["more"].removesuffix(" each"))
 
     noise = np.array([-1.0, 0, 1, -0.5, 0.5])
-    small, large = verdict.judge(
-        {"baseline": noise, "small": noise - 0.5, "large": noise - 1.2}, margin=None
+    _, small, large = verdict.judge(
+        [{"baseline": noise, "small": noise - 0.5, "large": noise - 1.2}], margin=None
     )
     assert seeds_of(large) < seeds_of(small) < verdict.MOST_SEEDS
     n = 5 + seeds_of(small)
@@ -200,18 +201,32 @@ def test_of_several_rows_of_a_run_the_last_with_a_loss_counts(printed):
     assert f"{np.mean(BASE):.4f}" in out and "better" in out
 
 
-def test_rows_that_were_meant_as_runs_are_named_first(printed):
-    rows = ["run, dataset, arm, seed, loss"]
-    for number, (dataset, arm, seed) in enumerate(
-        itertools.product("abcd", ["baseline", "mine"], range(3))
-    ):
-        rows.append(f"{number}, {dataset}, {arm}, {seed}, {2 + number % 5 / 100}")
-    out = printed("\n".join(rows))
+TWO_DATASETS = ["run,dataset,size,arm,seed,loss"]
+for number, cells in enumerate(itertools.product("ab", [1, 2], ["baseline", "mine"], range(3))):
+    TWO_DATASETS.append(f"r{number},{','.join(map(str, cells))},{2 + number % 5 / 100}")
+
+
+def test_rows_of_several_settings_never_replace_each_other(printed):
+    """A column of names that several arms share tells them apart."""
+    text = "\n".join(TWO_DATASETS)
+    with pytest.raises(UserError, match=r"differ in dataset \(.*\): add --setting_column=dataset;"):
+        printed(text)
+    text = re.sub(r",([ab]),", r",\1,size ", text)
+    with pytest.raises(UserError, match="differ in size .*: join it with dataset in one column"):
+        printed(text, "--setting_column=dataset")
+
+
+def test_a_log_of_numbers_and_times_is_read_with_a_warning(printed):
+    """No column is advised whose values are of one row or of one arm."""
+    text = "\n".join(TWO_DATASETS).replace(",a,", ",2026-11-28 09:19,").replace(",b,", ",True,")
+    out = printed(text.replace("dataset", "time"))
     assert out.startswith(
         "warning: 18 of 24 rows were replaced by a later row of the same arm and seed, and"
+        " they differ in: run, time, size. That is right for a log of evaluations. If each"
     )
-    assert "differ in: run, dataset." in out and "add --setting_column=dataset;" in out
-    assert "replaced" not in printed("\n".join(rows), "--setting_column=dataset")
+    assert "if time is a setting, add --setting_column=time." in out and "=run" not in out
+    named = "\n".join(row.split(",", 1)[0] + "," + row.split(",", 3)[3] for row in TWO_DATASETS)
+    assert "differ in: run. " in printed(named) and "--setting_column" not in printed(named)
 
 
 def test_files_with_the_same_arms_and_seeds_replace_each_other_aloud(tmp_path, capsys):
@@ -257,11 +272,37 @@ def test_settings_are_predicted_from_four_on(printed):
 
     out = printed("\n".join([*rows, "t4,base,6", "t4,mine,nan"]), *options)
     assert re.search(r"mine +4 of 5 .* not known\n", out)
-    assert "mine: 1 of 1 runs diverged in t4." in out
+    assert "mine: 1 of 1 runs diverged in t4." in out and "counts as the worst of all" in out
 
-    out = printed("\n".join(rows[:7]), *options)
+    rows = [row for row in rows if row != rows[8]]  # one arm with a setting less
+    out = printed("\n".join([*rows, *others]), *options)
     assert re.search(r"mine +3 of 3 +-0.1033 +not known\n", out)
     assert "Fewer than 4 settings" in out and "mine (3)." in out
+
+
+def test_two_settings_have_an_ordinary_table(printed):
+    """Holm's correction is for all arms in both, and a setting that cannot be compared is named."""
+    rows = ["dataset,arm,seed,loss", "c,mine,0,9"]
+    for dataset, arms in {"a": (BASE, LOWER), "b": (BASE, [*LOWER, "nan"])}.items():
+        for arm, losses in zip(("mine", "baseline"), reversed(arms), strict=True):
+            rows += [f"{dataset},{arm},{seed},{loss}" for seed, loss in enumerate(losses)]
+    out = printed("\n".join(rows), "--setting_column=dataset")
+    alone = verdict.judge([{"baseline": BASE, "mine": LOWER}], margin=None)[1]["p"]
+    lines = [re.split(r"\s{2,}", line) for line in out.splitlines()]
+    assert [cells[0] for cells in lines[1:5]] == [
+        f"{arm} in {dataset}" for dataset in "ab" for arm in ("baseline", "mine")
+    ]
+    assert lines[2][-2:] == [f"{2 * alone:.2g}", "better"] and lines[4][4] == "–"
+    assert "with nothing to compare: mine in c." in out
+    assert "With 4 settings or more, a new one is predicted too." in out
+
+
+def test_a_footnote_explains_what_the_table_has(said):
+    _, out = said({"baseline": BASE, "mine": LOWER})
+    assert "Runs of one seed are not paired." in out and "better" in out
+    assert "--margin" not in out and "More seeds" not in out and "Holm" not in out
+    _, out = said({"baseline": BASE, "mine": ["nan"] * 5, "other": ["nan"] * 2})
+    assert "negative" not in out and "--margin" not in out
 
 
 def test_run_folders(tmp_path):
@@ -309,6 +350,26 @@ def test_run_folders(tmp_path):
 def test_a_mistake_is_one_line(printed, text, options, where):
     with pytest.raises(UserError, match=re.escape(where)):
         printed(text, *options)
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "what"),
+    [
+        ("run,method,SEED no,val_loss", "method,val_loss,SEED no", "arm, loss, seed"),
+        ("run,method,x,y", "method,COLUMN", "arm, loss"),
+        ("run,warmup,seed,my_arm", "my_arm,COLUMN", "arm, loss"),
+    ],
+)
+def test_all_missing_columns_are_named_with_the_whole_command(printed, header, options, what):
+    rows = ["r1,base,1,2.0", "r2,base,2,2.1", "r3,mine,1,2.2"]
+    flags = [f"--{key}_column=" for key in what.split(", ")]
+    words = [flag + option for flag, option in zip(flags, options.split(","), strict=True)]
+    with pytest.raises(UserError) as error:
+        printed("\n".join([header, *rows]), "--base=base", "--loss_column=loss")
+    assert f"no column {what.replace(', ', ' or ')} (" in str(error.value)
+    command = shlex.split(str(error.value).split("`")[1])
+    assert command[:2] == ["python", "bench/verdict.py"]
+    assert set(command[3:]) == {"--base=base", *words}
 
 
 @pytest.mark.parametrize(
@@ -361,7 +422,7 @@ def test_the_page_prints_what_the_command_prints(command, answer, capsys, monkey
 
 def test_the_page_turns_the_stored_logs_into_the_stored_tables(tmp_path):
     """Its shell lines make nanogpt.csv; loop.tsv holds its baselines, from seed 5 to seed 1."""
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 3
     lines = re.findall(r"^(?:echo arm|grep -H).*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     examples = ROOT / "docs/examples/verdict"
     for log in (examples / "nanogpt").glob("*.log"):
