@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from bench.ablation import plans, worth
-from bench.ablation.contrasts import compare, contrast, failures, finite, fisher, moments
+from bench.ablation.contrasts import contrast, failures, finite, fisher, moments
 
 RESAMPLES = 1999  # of the bootstrap over the text
 LEAST_BLOCKS = 50  # of text, for an interval over it
@@ -32,8 +32,6 @@ NUMBERS = {  # the columns of judge's table that are nan where they are not know
     "test": "difference on the test split, with its interval",
     "test_low": "",
     "test_high": "",
-    "test_p": "of both tests there",
-    "test_p_holm": "the same, corrected for the family",
     "seeds_to_decide": "seeds that may decide an undecided arm; inf over MOST_SEEDS",
     "text_low": "95 % interval of the difference over the text",
     "text_high": "",
@@ -144,7 +142,6 @@ def on_test_split(runs, groups):
         "test": found["difference"],
         "test_low": found["low"],
         "test_high": found["high"],
-        "test_p": float(compare(losses, math.nan)[0]),
     }
 
 

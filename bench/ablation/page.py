@@ -156,7 +156,6 @@ class Page:
             self.scores["each setting, from the others"] = predictions.scores(left_out) | shares
         if tested:
             self.scores["the settings of the test"] = predictions.scores(tested)
-        self.test = self.on_test_split()
 
     def rows_of(self, part):
         """The rows of a part, each with its setting in words and the logs of worth and interval."""
@@ -204,19 +203,6 @@ class Page:
         keys = ("part", "setting", "log_worth", "se", "censored")
         return {key: [row[key] for row in rows] for key in keys}
 
-    def on_test_split(self):
-        """{outcome on the test split: number} of the differences that the first setting of each
-        base decided, by the same tests and correction; {} where there is no test split."""
-        counts = dict.fromkeys(("shown", "not shown", "contradicted"), 0)
-        for folder in self.config["first"].values():
-            for part in self.parts:
-                found = part.at(folder)
-                decided = found and tables.sign_of(found.row)
-                there = tables.sign_on_test(found.row) if decided else None
-                if there is not None:
-                    counts[("not shown", "shown", "contradicted")[decided * there]] += 1
-        return counts if sum(counts.values()) else {}
-
     def warnings(self, unfinished, little, differs):
         """One line for each setting whose planned runs are missing, whose base has learned little,
         or whose base differs from its second copy, with the sentences of the template."""
@@ -258,8 +244,6 @@ def pictures_of(page):
             parts = [part for part in page.parts if part.name in names]
             arms = [part.at(folder).arm["arm"] for part in parts if part.at(folder)]
             made[key] = draw(section, [*control, *arms])
-    found = [part.at(folder) for folder in page.config["first"].values() for part in page.parts]
-    made["tests"] = page_figures.on_test_split([each for each in found if each])
     return {key: figure for key, figure in made.items() if figure}
 
 

@@ -5,7 +5,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.ablation import tables
 from bench.ablation.figures import (
     BLUE,
     FAINT,
@@ -15,7 +14,6 @@ from bench.ablation.figures import (
     MUTED,
     RED,
     WIDTH,
-    differences,
     log_axis,
     style_of,
     yardsticks,
@@ -117,16 +115,3 @@ def style_of_setting(row):
     if row["optimizer"] == "adamw":
         style["markerfacecolor"] = "white"
     return style
-
-
-def on_test_split(estimates):
-    """The decided differences of estimates beside those on the test split, both of the part."""
-    rows = []
-    for found in estimates:
-        row = found.row
-        if tables.sign_of(row) and tables.sign_on_test(row) is not None:
-            rows.append(row | {"name": f"{found.part}, {found.setting.base_name}"})
-    if len(rows) < 3:
-        return None
-    tests = [[row[key] for key in tables.TEST] for row in rows]
-    return differences(rows, tests, ("validation", "test"), share=0.5)[0]

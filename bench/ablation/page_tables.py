@@ -70,13 +70,6 @@ def texts_of(scores):
     return texts
 
 
-def tests_table(page):
-    """How many of the decided differences the test split shows."""
-    if not page.test:
-        return None
-    return pd.DataFrame(page.test.items(), columns=["on the test plays", "differences"]).astype(str)
-
-
 def recipe_table(page):
     """The steps of the recipe."""
     rows = []
@@ -158,7 +151,6 @@ TABLES = {
     "factors": factors_table,
     "scores": scores_table,
     "settings": settings_table,
-    "tests": tests_table,
     "recipe": recipe_table,
 }
 

@@ -9,7 +9,6 @@ import pandas as pd
 from bench.ablation.arms import described
 from bench.ablation.comparisons import TEST
 from bench.ablation.plans import bits_per_byte
-from bench.ablation.power import ALPHA
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
@@ -107,23 +106,6 @@ def without_empty_columns(table):
 
 
 # ---------------------------------------------------------------- verdicts
-
-SIGNS = {"better": 1, "tie": 0, "worse": -1}
-
-
-def sign_of(row):
-    """1 if an arm is better than the arm that it is compared with, -1 if it is worse, 0 for a tie,
-    and None if it is undecided."""
-    word = row["verdict"].partition(",")[0]  # worse, by more than the noise
-    return -1 if word.startswith("fails") else SIGNS.get(word)
-
-
-def sign_on_test(row):
-    """1, -1 or 0: better, worse or neither on the test split, by the tests and the correction of a
-    verdict; None if there is no test split."""
-    if not known(row["test_p"]):
-        return None
-    return int(np.sign(-row["test"])) if row["test_p_holm"] <= ALPHA else 0
 
 
 def verdicts_table(section):

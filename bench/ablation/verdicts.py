@@ -143,7 +143,6 @@ def decided(judged, losses, facts):
     p, p_tie, difference = np.array(tests, float).T  # [family] each
     found = contrasts.family_verdicts(p, p_tie, difference, facts.family)
     found["p_both"] = p
-    found["test_p_holm"] = contrasts.holm(np.nan_to_num([row["test_p"] for row in judged], nan=1))
     family = []
     for place, row in enumerate(judged):
         columns = {key: values[place].item() for key, values in found.items()}
