@@ -17,14 +17,7 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import (
-    fingerprint,
-    measure,
-    plans,
-    runs,
-    schedule,
-    step_times,
-)
+from bench.ablation import fingerprint, measure, plans, runs, schedule, step_times
 from common.errors import Failure, UserError
 from common.files import ROOT
 from common.runtime import versions
@@ -190,11 +183,9 @@ def test_a_second_driver_on_a_folder_is_refused(drive, out, capsys):
 
 
 def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys, monkeypatch):
-    busy = {"quiet": False, "disturbed": "other work kept 50% of the cores busy"}
-
     def time_arms(*arguments):
         rows, failed = made_up_times(*arguments)
-        return [row | busy for row in rows], failed
+        return [row | {"quiet": False, "disturbed": "others work"} for row in rows], failed
 
     monkeypatch.setattr(step_times, "time_arms", time_arms)
     assert drive("--design=leave_one_in", "--seeds=5", "--dry_run") == 0

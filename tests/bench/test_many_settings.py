@@ -248,6 +248,7 @@ def open_course(course):
             arm.code_hash = f"code of {arm.name}"
 
     course.recognise(set_hashes)
+    course.next_jobs()
 
 
 def run_all(course):
@@ -369,43 +370,34 @@ def test_a_worth_beyond_the_curve_is_censored(tmp_path, monkeypatch, loss, censo
     assert (taken_out.censored, taken_out.log_worth) == (-censored, -worth.log_worth)
 
 
-# ---------------------------------------------------------------- a dry run
-
-
 def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, monkeypatch, capsys):
     """Of a setting whose first pass is stored, of a new one, and of one that was stopped when its
     base had not learned."""
-    threads = []  # each number that is set
+    timed_on = []  # so many threads
 
-    class Probe:
-        def __init__(self, values):
-            assert threads[-1] == 1
+    def step():
+        timed_on.append(torch.get_num_threads())
+        return 3.6
 
-        def step(self):
-            return 3.6
-
-    def recognise(course, plan):
-        open_course(course)
-        course.next_jobs()
-
-    monkeypatch.setattr(sweep, "Probe", Probe)
-    monkeypatch.setattr(sweep, "recognise", recognise)
+    monkeypatch.setattr(sweep, "Probe", lambda values: SimpleNamespace(step=step))
+    monkeypatch.setattr(sweep, "recognise", lambda course, plan: open_course(course))
     run_all(course_of(tmp_path / "a", monkeypatch, falling))
     stored = course_of(tmp_path / "a", monkeypatch, falling, passes=2)
     new = course_of(tmp_path / "b", monkeypatch, falling)
     stopped = course_of(tmp_path / "c", monkeypatch, falling)
     while jobs := stopped.next_jobs():
         stopped.keep_row(jobs[0], {"status": "done", "val_loss": 4.0} | halves(jobs[0]))
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     plan = SimpleNamespace(config=plans.SettingsConfig(workers=2))
+    torch.set_num_threads(2)
     sweep.print_plan(plan, [stored, new, stopped])
+    torch.set_num_threads(1)
     printed = capsys.readouterr().out
     assert [line.split()[-3:] for line in printed.splitlines() if " muon " in line] == [
         ["0", "2", "0.0"],
         ["15", "1", "0.3"],
         ["15", "1", "0.6"],
     ]
-    assert "c01: timing its step (2 of 3)" in printed and len(threads) == 6
+    assert "c01: timing its step (2 of 3)" in printed and set(timed_on) == {1}
     assert "34 of 50 runs are left, about 0.9 hours, 2 at a time:\n4 of parts, and 30 of" in printed
     assert max(map(len, printed.splitlines())) <= 80
 
