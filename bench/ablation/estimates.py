@@ -10,7 +10,6 @@ from bench.ablation import report, tables
 from bench.ablation.comparisons import TEST
 from bench.ablation.worth import TOKENS_OF_A_MARGIN, Z
 
-BASES = {"llama": "LLaMA", "gpt2": "GPT-2"}
 WORDS = {"better": "helps", "worse": "hurts", "tie": "no difference"}
 OPPOSITE = {"better": "worse", "worse": "better"}
 
@@ -23,10 +22,6 @@ class Setting:
     base: str
     name: str
     section: report.Section
-
-    @property
-    def base_name(self):
-        return BASES[self.base]
 
     @property
     def admitted(self):

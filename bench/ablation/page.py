@@ -154,6 +154,10 @@ class Page:
         if left_out:
             shares = {"brier_shares": predictions.brier_of_shares(left_out)}
             self.scores["each setting, from the others"] = predictions.scores(left_out) | shares
+        new = [found for found in planned if found.facts["factors"]["base"] == config["model_of"]]
+        if left_out and new:
+            checked = predictions.predict(modelled, worths.table(new)[0])
+            self.scores["planned settings, from these"] = predictions.scores(checked)
         if tested:
             self.scores["the settings of the test"] = predictions.scores(tested)
 

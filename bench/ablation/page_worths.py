@@ -53,6 +53,9 @@ def of_sweep(found):
 def of_planned(measured, found):
     """The row of a Worth in a planned setting."""
     factors = measured.facts["factors"]
+    half = Z * found.se
+    low = found.log_worth if found.censored < 0 else found.log_worth - half
+    high = found.log_worth if found.censored > 0 else found.log_worth + half
     return {
         "part": found.part,
         "setting": found.setting,
@@ -62,8 +65,8 @@ def of_planned(measured, found):
         "optimizer": factors["optimizer"],
         "runs": found.runs,
         "worth": math.exp(found.log_worth),
-        "low": math.exp(found.log_worth - Z * found.se),
-        "high": math.exp(found.log_worth + Z * found.se),
+        "low": math.exp(low),
+        "high": math.exp(high),
         "beyond": found.censored,
         "step_time": math.exp(found.log_step),
     }

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from scipy.special import stdtrit
 
 from bench.ablation.arms import BASE
 from bench.ablation.rows import is_cost
-from bench.ablation.worth import Curve
+from bench.ablation.worth import DRAWS, Curve, Z
 from bench.settings import rates
 from bench.settings.setting import is_row, key_of
 from common import files
@@ -118,12 +119,12 @@ def worths_of(measured):
         base = [(x, loss) for x, loss in base if abs(x) < 0.01]
     noise = noise_of(measured, base, arms, shape[rates.REPORTED])
     base_loss, base_share, _ = best_of(measured, BASE, base, shape, tuned)
-    curve = curve_at(measured, base_loss)
+    curve, curve_errors = curve_at(measured, base_loss, noise, base_share)
     found = []
     for name, points in arms.items():
         loss, share, place = best_of(measured, name, points, shape, tuned)
-        error = noise * math.sqrt(share + base_share)
-        log_worth, se, censored = log_worth_at(curve, loss, error)
+        error = noise * math.sqrt(share)
+        log_worth, se, censored = log_worth_at(curve, curve_errors, loss, error)
         log_step = math.log(measured.step_ratios.get(name, math.nan))
         if measured.facts["arms"][name]["taken_out"]:
             log_worth = -log_worth
@@ -162,37 +163,45 @@ def best_of(measured, name, points, shape, tuned):
 
 
 def noise_of(measured, base, arms, shape):
-    """The standard deviation of a run's loss, pooled over the base, its curve and the arms."""
+    """The standard deviation of a run's loss, pooled over the base, its curve and the arms. It is
+    of few runs, so it is widened as t is beside the normal distribution, for 95 % intervals."""
     groups = [rates.residuals(points, shape) for points in (base, *arms.values())]
     for multiple, losses in measured.curve_rows().items():
         if multiple != 1:
             groups.append((float(np.var(losses) * len(losses)), len(losses) - 1))
     squares = sum(square for square, _ in groups)
     degrees = sum(degree for _, degree in groups if degree > 0)
-    return math.sqrt(squares / degrees) if degrees else math.nan
+    return math.sqrt(squares / degrees) * stdtrit(degrees, 0.975) / Z if degrees else math.nan
 
 
-def curve_at(measured, base_loss):
-    """The base's Curve, with its loss at the full tokens as it is compared."""
+def curve_at(measured, base_loss, noise, base_share):
+    """The base's Curve, with its loss at the full tokens as it is compared, and its standard errors
+    on the curve's grid: those of all its points."""
     losses = measured.curve_rows()
     losses[1.0] = [base_loss]
-    return Curve(losses)
+    curve = Curve(losses)
+    shares = [base_share if k == 1 else 1 / len(losses[k]) for k in curve.multiples]
+    errors = noise * np.sqrt(shares)[:, None]  # [points, 1]
+    random = np.random.default_rng(0)
+    drawn = means_of(curve) + errors * random.standard_normal((len(errors), DRAWS))
+    return curve, curve.losses(drawn).std(axis=1)
 
 
-def log_worth_at(curve, loss, error):
-    """(log worth, its standard error, censored) of an arm with a loss."""
+def log_worth_at(curve, curve_errors, loss, error):
+    """(log worth, its standard error, censored) of an arm with a loss that has an error."""
     first = curve.loss_at(curve.multiples[0])
     last = curve.loss_at(curve.multiples[-1])
     slope = (first - last) / math.log(curve.multiples[-1] / curve.multiples[0])
     if loss >= first:
-        return math.log(curve.multiples[0]), error / slope, -1
+        return math.log(curve.multiples[0]), math.hypot(error, curve_errors[0]) / slope, -1
     if loss <= last:
-        return math.log(curve.multiples[-1]), error / slope, 1
+        return math.log(curve.multiples[-1]), math.hypot(error, curve_errors[-1]) / slope, 1
     worth = float(curve.multiple(np.array([loss]), means_of(curve))[0])
     step = 0.1  # of the log multiple, for the slope at this place
     low = max(worth * math.exp(-step), curve.multiples[0])
     high = min(worth * math.exp(step), curve.multiples[-1])
     slope = (curve.loss_at(low) - curve.loss_at(high)) / math.log(high / low)
+    error = math.hypot(error, np.interp(worth, curve.grid, curve_errors))
     return math.log(worth), error / max(slope, 1e-9), 0
 
 

@@ -127,7 +127,9 @@ parts = {
         claims=UNTIED,
     ),
     "All five together": dict(
-        into=dict(gpt2="all of llama"), swap="the five parts above together", claims=[]
+        into=dict(gpt2="all of llama"),
+        swap="RoPE, SwiGLU, RMSNorm, no biases and an untied head together",
+        claims=[],
     ),
     "Muon": dict(
         out_of=dict(gpt2="adamw", llama="adamw"),

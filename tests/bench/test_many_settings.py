@@ -355,6 +355,32 @@ def test_admission_wants_a_loss_that_falls_less_and_less():
     assert not setting.admission(curve | {2: [1.8]}, 2.4)["admitted"]
 
 
+def test_the_interval_of_a_worth_contains_it(monkeypatch):
+    """In 95 of 100 settings: it carries the noise of the part, of the base, and of its curve."""
+    random = np.random.default_rng(0)
+    multiples = {"base x0.25": 0.25, "base x0.5": 0.5, "base x1.4": 1.4, "base x2": 2.0}
+    facts = {"best_rate": 0.01, "arms": {"part": {"part": True, "taken_out": False}}}
+    covered = []
+    for _ in range(200):
+        rows = []
+
+        def add(arm, purpose, multiple, log_worth=0.0, rows=rows):
+            loss = 2 - 0.3 * (math.log(multiple) + log_worth) + random.normal(0, 0.03)
+            losses = {rates.CHOOSING: loss, rates.REPORTED: loss}
+            row = {"arm": arm, "purpose": purpose, "multiple": multiple, "learning_rate": 0.01}
+            rows.append(row | losses | {"status": "done"})
+
+        for _ in range(4):
+            add("base", "base", 1.0)
+        for arm, multiple in multiples.items():
+            for _ in range(2 if multiple < 1 else 1):
+                add(arm, "curve", multiple)
+        add("part", "arm", 1.0, log_worth=-0.4)
+        (worth,) = worths.worths_of(worths.Measured("c01", facts, rows))
+        covered.append(abs(worth.log_worth + 0.4) <= 1.96 * worth.se or worth.censored)
+    assert 0.92 <= np.mean(covered) <= 0.985
+
+
 @pytest.mark.parametrize("loss, censored", [(math.inf, -1), (5.0, -1), (1.0, 1)])
 def test_a_worth_beyond_the_curve_is_censored(tmp_path, monkeypatch, loss, censored):
     def beyond(job):

@@ -162,7 +162,7 @@ def test_what_has_not_learned_or_not_run_is_said(tmp_path):
 def test_every_arm_of_a_shelf_is_in_the_row_of_one_part():
     answer = ROOT / "config/answer"
     parts = runpy.run_path(str(answer / "page.py"))["parts"].values()
-    for base in estimates.BASES:
+    for base in ("llama", "gpt2"):
         arms = [part.get(way, {}).get(base) for part in parts for way in ("into", "out_of")]
         assert sorted(filter(None, arms)) == sorted(runpy.run_path(f"{answer}/{base}.py")["arms"])
 
