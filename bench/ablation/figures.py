@@ -34,7 +34,8 @@ MARKS = {  # of a verdict; others get OPEN_MARK
     "worse, by more than the noise": ("D", BLUE),
 }
 OPEN_MARK = ("o", GREY)
-NAMES = {"muon": "Muon", "adamw": "AdamW", "python_source": "Python"}  # of optimizers and texts
+# Of optimizers and texts.
+NAMES = {"muon": "Muon", "adamw": "AdamW", "python_source": "Python", "python": "Python"}
 WIDTH = 5.6  # inches, of a figure
 COLUMNS = 3  # of small panels
 LINEAR = 0.01  # nats: below this the axis of longer contexts is linear

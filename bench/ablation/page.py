@@ -153,13 +153,13 @@ class Page:
         self.scores = {}  # {what was predicted: its scores}
         if left_out:
             shares = {"brier_shares": predictions.brier_of_shares(left_out)}
-            self.scores["each setting, from the others"] = predictions.scores(left_out) | shares
+            self.scores["each from the others"] = predictions.scores(left_out) | shares
         new = [found for found in planned if found.facts["factors"]["base"] == config["model_of"]]
         if left_out and new:
             checked = predictions.predict(modelled, worths.table(new)[0])
-            self.scores["planned settings, from these"] = predictions.scores(checked)
+            self.scores["planned, from these"] = predictions.scores(checked)
         if tested:
-            self.scores["the settings of the test"] = predictions.scores(tested)
+            self.scores["the test"] = predictions.scores(tested)
 
     def rows_of(self, part):
         """The rows of a part, each with its setting in words and the logs of worth and interval."""

@@ -62,7 +62,7 @@ def texts_of(scores):
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
     }
     if "brier_shares" in scores:
-        name = "Brier score of the part's share in the other settings"
+        name = "Brier score of the share elsewhere"
         texts[name] = f"{scores['brier_shares']:.3f}"
     texts["Brier score of the best constant"] = f"{scores['brier_constant']:.3f}"
     texts["signs called"] = f"{scores['called']}"

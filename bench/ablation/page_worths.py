@@ -78,6 +78,5 @@ def name_of(facts):
     optimizer = NAMES.get(factors["optimizer"], factors["optimizer"])
     tokens = TOKENS.get(factors["tokens"], factors["tokens"])
     size = f"{factors['layers']} × {factors['width']}"
-    trained = f"{facts['tokens'] / 1e6:.1f} M"
-    words = (factors["text"], tokens, optimizer, size, trained, f"context {factors['context']}")
-    return f"{facts['setting']}: {', '.join(words)}"
+    text = NAMES.get(factors["text"], factors["text"])
+    return f"{facts['setting']}: {text}, {tokens}, {optimizer}, {size}"

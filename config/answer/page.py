@@ -9,7 +9,7 @@ settings = {
     "llama/small": ("llama", "plays, a quarter of the size"),
     "llama/adamw": ("llama", "plays, AdamW"),
     "llama/python": ("llama", "Python files"),
-    "llama/large": ("llama", "Python files, twice the width, four times the tokens"),
+    "llama/large": ("llama", "Python files, larger and longer"),
     "gpt2": ("gpt2", "GPT-2, plays"),
     "gpt2/small": ("gpt2", "GPT-2, plays, a quarter of the size"),
 }
