@@ -1,7 +1,7 @@
 """
 How good the predictions for a new setting are, over simulated parts whose truth is known:
 
-    PYTHONPATH=. python tests/helpers/simulate_settings.py
+    PYTHONPATH=.:tests python tests/helpers/simulate_settings.py
 
 writes the tables of bench/results/simulation_settings.md between its paragraphs. The functions that
 judge the real settings judge the simulated ones.
@@ -40,6 +40,7 @@ class World:
     steep: bool = False  # the loss rises fast below the best rate, which differs between settings
     diverged: float = 0.0  # chance that an arm diverges in a setting
     curve_end: float = END
+    noise: float = NOISE
 
 
 WORLDS = (
@@ -49,6 +50,7 @@ WORLDS = (
     World("steep left side", steep=True),
     World("5 % diverge", diverged=0.05),
     World("worths end at 1.25", curve_end=np.log(1.25)),
+    World("runs with 0.1", noise=0.1),
     World("two parts", parts=2),
     World("one part", parts=1),
     World("parts that do nothing", means=0.01, tau=0.02),
@@ -76,26 +78,26 @@ def draw(random, world, settings):
 
 def measured(random, world, truth, runs):
     """(log worths as they are measured, their errors), [parts, settings] each."""
-    base = random.normal(0, NOISE / np.sqrt(BASE_RUNS), truth.shape[1])
+    base = random.normal(0, world.noise / np.sqrt(BASE_RUNS), truth.shape[1])
     if not world.steep:
-        y = truth + base + random.normal(0, NOISE / np.sqrt(runs), truth.shape)
-        return y, np.full(truth.shape, NOISE * np.sqrt(1 / runs + 1 / BASE_RUNS))
+        y = truth + base + random.normal(0, world.noise / np.sqrt(runs), truth.shape)
+        return y, np.full(truth.shape, world.noise * np.sqrt(1 / runs + 1 / BASE_RUNS))
 
     # One run at the base's rate, or three at RATES, and the vertex of their quadratic.
     rates = RATES[[1]] if runs == 1 else RATES
     away = rates - random.normal(0, 0.15, truth.shape)[..., None]  # from the arm's best rate
     falls = np.where(away < 0, 2.0, 0.3) * away**2
-    y = truth[..., None] - falls + random.normal(0, NOISE, falls.shape)
+    y = truth[..., None] - falls + random.normal(0, world.noise, falls.shape)
     halves = [y + random.normal(0, OF_HALF, y.shape) for _ in range(2)]
     if runs == 1:
-        return halves[1][..., 0] + base, np.full(truth.shape, NOISE * np.sqrt(1 + 1 / BASE_RUNS))
+        return halves[1][..., 0] + base, np.full(truth.shape, world.noise * np.sqrt(1 + 1 / BASE_RUNS))
     _, slope, curvature = quadratic(halves[0])
     curvature = np.minimum(curvature.mean(0), -0.05)  # pooled over the arms of a setting
     place = np.clip(-slope / (2 * curvature), RATES[0], RATES[2])
     level, slope, _ = quadratic(halves[1], curvature)
     value = level + slope * place + curvature * place**2
     lever = 1 / 3 + place**2 / (2 * RATES[2] ** 2)
-    return value + base, NOISE * np.sqrt(lever + 1 / BASE_RUNS)
+    return value + base, world.noise * np.sqrt(lever + 1 / BASE_RUNS)
 
 
 def quadratic(y, curvature=None):
@@ -158,7 +160,7 @@ def tables(studies):
         cases = itertools.product(worlds, (4, 8, 16), (1, 3))
         yield table(headings, [row_of(*case, studies) for case in cases])
     with mock.patch.object(effects, "LEAST_SETTINGS", 2):
-        cases = itertools.product((*WORLDS[:3], WORLDS[4], WORLDS[7]), (2, 3), (1,))
+        cases = itertools.product((*WORLDS[:3], WORLDS[4], WORLDS[8]), (2, 3), (1,))
         yield table(headings, [row_of(*case, studies) for case in cases])
 
 
