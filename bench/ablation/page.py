@@ -91,8 +91,8 @@ def beside(says, word):
         return f"{word} here"
     theirs = WORDS[says]
     if theirs == word:
-        return "seen"
-    return "opposite" if {theirs, word} == {"helps", "hurts"} else "not seen"
+        return "the same here"
+    return "opposite" if {theirs, word} == {"helps", "hurts"} else "not confirmed here"
 
 
 def chance(p):

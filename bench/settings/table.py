@@ -9,7 +9,7 @@ from bench.ablation import effects
 from bench.ablation.progress import WIDTH, say
 from bench.settings import worths
 
-HEADINGS = ("helps in", "worth", "95 %", "new setting", "P(helps)", "word")
+HEADINGS = ("helps in", "worth", "95 %", "new setting", "P(helps)", "verdict")
 
 
 def show(folder, parts):

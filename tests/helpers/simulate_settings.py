@@ -90,7 +90,9 @@ def measured(random, world, truth, runs):
     y = truth[..., None] - falls + random.normal(0, world.noise, falls.shape)
     halves = [y + random.normal(0, OF_HALF, y.shape) for _ in range(2)]
     if runs == 1:
-        return halves[1][..., 0] + base, np.full(truth.shape, world.noise * np.sqrt(1 + 1 / BASE_RUNS))
+        return halves[1][..., 0] + base, np.full(
+            truth.shape, world.noise * np.sqrt(1 + 1 / BASE_RUNS)
+        )
     _, slope, curvature = quadratic(halves[0])
     curvature = np.minimum(curvature.mean(0), -0.05)  # pooled over the arms of a setting
     place = np.clip(-slope / (2 * curvature), RATES[0], RATES[2])
