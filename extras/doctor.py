@@ -5,9 +5,9 @@ Is a run healthy?
     python -m extras.doctor config/gpt2_124m.py --compile=False
 
 checks device, disk, data, model and optimizer, and prints a line for each, with a fix if something
-is wrong. The arguments are train.py's; without a config file, a dataset or weights, the run is that
-of README's first command. It takes steps by train.train_step, on copies of the run,
-and writes nothing.
+is wrong. The arguments are train.py's; without a config file, a dataset or weights, it checks the
+run of README's first command. It takes steps by train.train_step, on copies of the run, and writes
+nothing.
 """
 
 import copy

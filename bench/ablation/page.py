@@ -135,7 +135,7 @@ class Page:
         self.admitted = [setting for setting in self.settings if setting.admitted]
         self.modelled = [each for each in self.admitted if each.base == config["model_of"]]
 
-        _, planned_worths = worths.table(planned)
+        self.planned_columns, planned_worths = worths.table(planned)
         parts = [
             self.part(name, [each for each in planned_worths if each.part == name], **facts)
             for name, facts in config["parts"].items()
@@ -198,7 +198,7 @@ class Page:
     def worths(self):
         """The table of log worths for effects.fit, of the settings that it is about."""
         if self.config["model_of"] == PLAN:
-            return worths.table(self.planned)[0]
+            return self.planned_columns
         rows = []
         for part in self.parts:
             for found in part.estimates:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from bench.ablation import effects, factors, figures, tables
 from bench.ablation.tables import DASH, known, number
-from bench.settings import table, worths
+from bench.settings import table
 
 ENOUGH = 12  # planned settings; fewer cannot tell the factors apart
 
@@ -86,8 +86,8 @@ def recipe_table(page):
 
 def planned_table(page):
     """The parts over the planned settings (config/answer/settings.py) that have run so far."""
-    columns, found = worths.table(page.planned)
-    if not found:
+    columns = page.planned_columns
+    if not columns["part"]:
         return None
     rows = [
         dict(zip(["part", *table.HEADINGS], table.cells(e), strict=True))
@@ -125,7 +125,7 @@ def plan_table(page):
 def factors_table(page):
     """The worth of each part at one level of each factor over its worth at the other, by the means
     over the planned settings; a star marks the factors that the part depends on."""
-    columns, _ = worths.table(page.planned)
+    columns = page.planned_columns
     if len(set(columns["setting"])) < ENOUGH:
         return None
     levels = pd.DataFrame({each.name: each.facts["factors"] for each in page.planned}).T

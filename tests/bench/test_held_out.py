@@ -109,13 +109,18 @@ def test_no_setting_of_the_test_runs_before_it_is_predicted(tmp_path):
     sweep.check_predicted(asked)
 
 
+def page_of(planned):
+    """What the tables read of a Page."""
+    return SimpleNamespace(planned=planned, planned_columns=worths.table(planned)[0])
+
+
 def test_the_table_of_the_factors_marks_what_a_part_depends_on(tmp_path):
-    assert page_tables.factors_table(SimpleNamespace(planned=[])) is None
+    assert page_tables.factors_table(page_of([])) is None
     for each in plan.read([ANSWER], "").settings:
         shift = 0.3 * (each.factors["optimizer"] == "muon")
         write_setting(tmp_path, each.name, shift, factors=each.factors)
     write_setting(tmp_path, "h3", test=True, factors={"text": "summaries"})
-    table = page_tables.factors_table(SimpleNamespace(planned=worths.load(tmp_path)))
+    table = page_tables.factors_table(page_of(worths.load(tmp_path)))
     assert list(table["part"]) == list(PARTS)
     marked = [heading for heading in table.columns[1:] if table[heading].str.endswith("*").all()]
     assert marked == ["optimizer: muon ÷ adamw"]
