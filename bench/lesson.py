@@ -1,12 +1,13 @@
 """
-Fill in the numbers and the pictures of docs/gpt2_to_llama.md.
+Fill in the numbers and the pictures of docs/gpt2_to_llama.md, and README's table.
 
     python bench/answer.py       # writes bench/results/answer/worths.csv from the rows
     jupyter execute --inplace docs/gpt2_to_llama.ipynb
     python -m bench.lesson
 
-On the page, this script writes what stands between <!--NAME--> and <!--/-->, from worths.csv. The
-pictures are the outputs of the notebook's cells whose ids begin with "picture-".
+In both, this script writes what stands between <!--NAME--> and <!--/-->, from the page of the
+answer and worths.csv beside it. The pictures are the outputs of the notebook's cells whose ids
+begin with "picture-".
 """
 
 from common import early
@@ -20,6 +21,8 @@ import re
 
 import pandas as pd
 
+from bench.ablation.page_tables import CHANGES, steps_of
+from bench.ablation.page_worths import helps, span
 from common.configurator import print_help
 from common.errors import run
 from common.files import ROOT, write
@@ -28,56 +31,46 @@ PAGE = ROOT / "docs/gpt2_to_llama.md"
 NOTEBOOK = ROOT / "docs/gpt2_to_llama.ipynb"
 PICTURES = ROOT / "docs/gpt2_to_llama"
 WORTHS = ROOT / "bench/results/answer/worths.csv"
-CHANGES = {  # a change of the page: the part of config/answer/page.py
-    "learned positions → RoPE": "RoPE",
-    "GELU → SwiGLU": "SwiGLU",
-    "LayerNorm → RMSNorm": "RMSNorm",
-    "biases → none": "No biases",
-    "tied → untied head": "Untied head",
-    "all five together": "All five together",
-}
-BEYOND = {-1: "<", 0: "", 1: ">"}
+ANSWER = ROOT / "bench/results/answer/index.md"
+README = ROOT / "README.md"
 
 
-def span(rows):
-    """The lowest and the highest worth of some rows, as a text."""
-    ends = rows.sort_values("worth").iloc[[0, -1]]
-    low, high = [f"{BEYOND[row.beyond]}{row.worth:.2f}" for row in ends.itertuples()]
-    return low if low == high else f"{low} to {high}"
+def markdown(rows):
+    """A table of lists of cells, the first of which is its head."""
+    head, *others = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join(["", head, "|---" * len(rows[0]) + "|", *others, ""])
 
 
-def helps(rows):
-    """In how many of some rows the worth is above 1."""
-    return f"{(rows.worth > 1).sum()} of {len(rows)}"
-
-
-def table(worths):
-    """In how many settings each change helps either base, and its worth there."""
-    lines = [
-        "\n| change | in GPT-2, helps in: worth | in LLaMA, helps in: worth |",
-        "|---|---|---|",
-    ]
+def answer():
+    """What the first table of the page of the answer says of each change."""
+    first, _, _ = ANSWER.read_text(encoding="utf-8").partition("\n## ")
+    rows = [line.strip("| ").split(" | ") for line in first.splitlines() if line.startswith("| ")]
+    shown = [["change", "helped in", "worth on average", "chance in a new setting"]]
     for change, part in CHANGES.items():
-        cells = [change]
-        for base in ("gpt2", "llama"):
-            rows = worths[(worths.part == part) & (worths.base == base)]
-            cells.append(f"{helps(rows)}: {span(rows)}" if len(rows) else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        for _, verdict, count, mean, _, chance, *_ in [row for row in rows if row[0] == part]:
+            known = chance != "–"  # else too few settings
+            worth = f"{mean.split()[0]} ×" if known else ""
+            shown.append([change, count, worth, f"{chance}: {verdict}" if known else verdict])
+    return markdown(shown)
 
 
 def text_of(name, worths):
-    """What stands on the page at a NAME: a word, and the part that it is about."""
+    """What stands on the page at a NAME: a word, and the part that it is about. Worths are of the
+    planned settings, where the part has run in them."""
     word, _, part = name.partition(" ")
     rows = worths[worths.part == part]
+    planned = rows[rows.planned == 1] if (rows.planned == 1).any() else rows
+    if word == "answer":
+        return answer()
     if word == "table":
-        return table(worths)
+        table = steps_of(worths)
+        return markdown([list(table.columns), *table.values.tolist()])
     if word == "settings":
-        return str(worths[worths.part.isin(CHANGES.values())].setting.nunique())
+        return str(worths[worths.planned == 1].setting.nunique())
     if word == "worth":
-        return f"{span(rows)} ×"
+        return f"{span(planned)} ×"
     if word == "helps":
-        return helps(rows)
+        return helps(planned)
     return f"{rows[word].dropna().iloc[0]:.2f}"  # a cost, in the first setting that has it
 
 
@@ -101,9 +94,10 @@ def pictures_of(notebook):
 
 
 def main(argv):
-    """Write the page and its pictures."""
+    """Write the page and its pictures, and README."""
     print_help(argv, __doc__, [])
-    write(PAGE, filled(PAGE.read_text(encoding="utf-8"), pd.read_csv(WORTHS)))
+    for path in (PAGE, README):
+        write(path, filled(path.read_text(encoding="utf-8"), pd.read_csv(WORTHS)))
     for name, content in pictures_of(json.loads(NOTEBOOK.read_text(encoding="utf-8"))).items():
         write(PICTURES / f"{name}.png", content)
     print(PAGE)

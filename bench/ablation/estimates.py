@@ -8,7 +8,6 @@ import numpy as np
 
 from bench.ablation import report, tables
 from bench.ablation.comparisons import TEST
-from bench.ablation.worth import TOKENS_OF_A_MARGIN, Z
 
 WORDS = {"better": "helps", "worse": "hurts", "tie": "no difference"}
 OPPOSITE = {"better": "worse", "worse": "better"}
@@ -74,54 +73,11 @@ class Estimate:
         values = [self.row[key] for key in ("worth", "worth_low", "worth_high")]
         return None if np.isnan(values[0]) else np.clip(values, *self.ends).tolist()
 
-    def log_worth(self):
-        """The row of a table for effects.fit: the log of the worth, its standard error, and whether
-        it lies beyond the end of the curve, as it does where no run learned; None if it is not
-        known."""
+    @property
+    def beyond(self):
+        """1 where the worth lies above the curve of the base, -1 where it lies below, else 0."""
         low, high = self.ends
-        worth = self.row["worth"]
-        fails = self.word.startswith("fails")
-        if fails and math.isnan(worth):
-            worth = high if self.taken_out else low
-        if math.isnan(worth):
-            return None
-        censored = int(worth >= high) - int(worth <= low)
-        if fails:
-            censored = 1 if self.taken_out else -1
-        worth = np.clip(worth, low, high)
-        bounds = np.array([self.row["worth_low"], self.row["worth_high"]])
-        inside = bounds[(bounds > low) & (bounds < high)]
-        distances = np.abs(np.log(inside / worth)) / Z
-        se = distances.mean() if len(inside) else abs(self.row["se"]) / self.fall()
-        if math.isnan(se):
-            se = TOKENS_OF_A_MARGIN  # one run, or none that learned
-        return {
-            "part": self.part,
-            "setting": self.setting.name,
-            "log_worth": float(np.log(worth)),
-            "se": float(se),
-            "censored": censored,
-        }
-
-    def fall(self):
-        """The nats that the base's loss falls by while its tokens grow e-fold, over its curve."""
-        points = self.setting.section.curve.points
-        return (points[0][1] - points[-1][1]) / math.log(points[-1][0] / points[0][0])
-
-    def rates(self):
-        """[("base" or "part", [(log2 of the rate, mean loss)])] of the runs that chose rates."""
-        section = self.setting.section
-        lines = []
-        for arm in [*filter(section.is_replicate, section.arms), self.arm["arm"]]:
-            runs = section.tuned[section.tuned["arm"] == arm]
-            means = runs.groupby("rate")["val_loss_tune"].mean()
-            kind = "base" if section.is_replicate(arm) else "part"
-            if self.taken_out:
-                kind = {"base": "part", "part": "base"}[kind]
-            points = list(zip(np.log2(means.index).tolist(), means.tolist(), strict=True))
-            if len(points) > 1:
-                lines.append((kind, points))
-        return lines
+        return int(self.row["worth"] >= high) - int(self.row["worth"] <= low)
 
 
 def of_part(arm):

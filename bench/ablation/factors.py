@@ -1,6 +1,7 @@
 """The factors of the settings (text, optimizer, ...) on which the worth of a part depends."""
 
 import numpy as np
+import pandas as pd
 from scipy.special import logsumexp
 
 from bench.ablation import effects
@@ -8,6 +9,14 @@ from bench.ablation import effects
 SHIFTS = np.linspace(-4, 4, 33)  # effects of a factor, in units of the part's spread
 STEPS = np.linspace(-8, 8, 17)  # of the grid of the mean; enough for an integral
 ERROR = 0.05  # the chance to name any factor of a part that depends on none
+ENOUGH = 12  # planned settings; fewer cannot tell the factors apart
+
+
+def levels_of(measured, settings):
+    """A table with a row for each of some settings, and a column for each factor of two levels."""
+    levels = pd.DataFrame({each.name: each.facts["factors"] for each in measured}).T
+    levels = levels.loc[list(dict.fromkeys(settings))]
+    return levels.loc[:, levels.nunique() == 2]
 
 
 def depends_on(worths, factors):

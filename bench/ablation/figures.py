@@ -63,24 +63,19 @@ def saved(figure, kind, **keys):
     return content.getvalue()
 
 
-def style_at(place):
-    """The style of one of several lines, by its place from 0: 24 of them differ."""
-    return {
-        "color": ARM_COLORS[place % len(ARM_COLORS)],
-        "marker": ARM_MARKERS[place % len(ARM_MARKERS)],
-        "linestyle": DASHES[place // len(ARM_COLORS) % len(DASHES)],
-        "linewidth": 1.4,
-    }
-
-
 def style_of(section, arm):
     """The style of an arm: the base and its replicate are grey."""
     if arm == section.plan["base"]:
         return {"color": GREY, "linewidth": 2, "marker": "o"}
     if section.is_replicate(arm):
         return {"color": GREY, "linewidth": 1.4, "marker": "o", "linestyle": "--"}
-    place = section.arms.index(arm) - 1
-    return style_at((section.places or {}).get(arm, place))
+    place = section.arms.index(arm) - 1  # 24 of them differ
+    return {
+        "color": ARM_COLORS[place % len(ARM_COLORS)],
+        "marker": ARM_MARKERS[place % len(ARM_MARKERS)],
+        "linestyle": DASHES[place // len(ARM_COLORS) % len(DASHES)],
+        "linewidth": 1.4,
+    }
 
 
 def legend(figure, section, shown, **style):

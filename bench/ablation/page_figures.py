@@ -15,24 +15,22 @@ from bench.ablation.figures import (
     RED,
     WIDTH,
     log_axis,
-    style_of,
     yardsticks,
 )
 from bench.ablation.tables import known, multiple
 
 ARROW = {"arrowstyle": "->", "color": MUTED, "linewidth": 1}
-TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)  # of multiples
+TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10)  # of multiples
 
 
-def example(section, arm):
-    """The worth of one arm, as it is read off the base's curve."""
+def example(section, arm, name):
+    """The worth of one arm, as it is read off the base's curve. name: of the part in it."""
     (row,) = [row for row in section.verdicts.to_dict("records") if row["arm"] == arm]
     curve = section.curve
     loss = row["val_loss_report"]
     worth = row["worth"]
     if not (curve and known(worth)):
         return None
-    color = style_of(section, arm)["color"]
     figure = Figure(figsize=(WIDTH, 3.6))
     axes = figure.subplots()
     axes.plot(curve.grid, [curve.loss_at(k) for k in curve.grid], color=GREY, linewidth=1.6)
@@ -40,10 +38,10 @@ def example(section, arm):
         axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
     yardsticks(axes, section)
     runs = section.reported(arm)["val_loss_report"]
-    axes.plot(np.full(len(runs), 1), runs, ".", color=color, alpha=0.6)
+    axes.plot(np.full(len(runs), 1), runs, ".", color=BLUE, alpha=0.6)
     bottom, top = axes.get_ylim()
-    axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=color, linewidth=1.2)
-    axes.plot(worth, loss, "o", color=color, markersize=7)
+    axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=BLUE, linewidth=1.2)
+    axes.plot(worth, loss, "o", color=BLUE, markersize=7)
     log_axis(axes, curve.multiples, [f"{k:g}×" for k in curve.multiples])
     xlabel = "training tokens of the base (1×: as many as each part has)"
     axes.set(xlabel=xlabel, ylabel=LOSS, ylim=(bottom, top))
@@ -51,7 +49,7 @@ def example(section, arm):
     few = 1.6 * curve.multiples[0]
     notes = (  # (text, its place, the point that it is about)
         ("1. The base, trained\non fewer and more tokens", 0.5, 0.85, (few, curve.loss_at(few))),
-        (f"2. Each dot is a run\nwith {row['name']}", 0.4, 0.12, (0.98, loss)),
+        (f"2. Each dot is a run\nwith {name}", 0.4, 0.12, (0.98, loss)),
         ("3. The base reaches\ntheir mean here", 1.6, 0.29, (worth, loss)),
         (f"4. {multiple(row)} × the tokens", 0.8, 0.04, (worth, bottom)),
     )
@@ -63,17 +61,17 @@ def example(section, arm):
 
 
 def across(parts, rows):
-    """The worth of each part in each setting, with its interval; the mean over the settings (the
-    diamond), and the 95 % interval for a new setting (the band). rows: of worths.csv."""
-    shown = [part for part in parts if part.effect and known(part.effect.mean)]
-    if not shown or rows["setting"].nunique() < 2:
+    """The worth of each part in each planned setting, with its interval; the mean over the settings
+    (the diamond), and the 95 % interval for a new setting (the band). rows: of worths.csv."""
+    shown = [part for part in parts if known(part.effect.mean)]
+    if not shown:
         return None
-    shown = sorted(shown, key=lambda part: -part.effect.mean)
+    rows = rows[rows["planned"] == 1]
     most = rows["part"].value_counts().max()
-    figure = Figure(figsize=(WIDTH, 1.3 + len(shown) * max(0.42, 0.06 * most)))
+    figure = Figure(figsize=(WIDTH, 1.3 + len(shown) * max(0.42, 0.052 * most)))
     axes = figure.subplots()
     for place, part in enumerate(shown):
-        ends = np.exp([part.effect.new_low, part.effect.new_high])
+        ends = np.exp(part.ends)
         axes.barh(place, ends[1] - ends[0], left=ends[0], height=0.8, color=FAINT, alpha=0.6)
         own = rows[rows["part"] == part.name].sort_values(["base", "worth"])
         heights = place + np.linspace(-0.36, 0.36, len(own) + 2)[1:-1]
@@ -88,9 +86,12 @@ def across(parts, rows):
     )
     axes.set_yticks(range(len(shown)), [part.name for part in shown])
     axes.grid(axis="y", visible=False)
-    low, high = axes.get_xlim()
-    ticks = [k for k in TICKS if max(low, 0.1) <= k <= high]
+    ends = np.exp([part.ends for part in shown])
+    low = max(min(rows["low"].min(), ends.min()), TICKS[0]) / 1.05
+    high = min(max(rows["high"].max(), ends.max()), TICKS[-1]) * 1.05
+    ticks = [k for k in TICKS if low <= k <= high]
     log_axis(axes, ticks, [f"{k:g}" for k in ticks])
+    axes.set_xlim(low, high)
     labels = {  # a row's style, by base, text and optimizer
         "LLaMA": ("llama", "", "muon"),
         "GPT-2": ("gpt2", "", "muon"),

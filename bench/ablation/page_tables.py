@@ -5,40 +5,53 @@ import math
 
 import pandas as pd
 
-from bench.ablation import effects, factors, figures, tables
+from bench.ablation import factors, figures, page_worths, tables
+from bench.ablation.page_worths import word
 from bench.ablation.tables import DASH, known, number
-from bench.settings import table
 
-ENOUGH = 12  # planned settings; fewer cannot tell the factors apart
+CHANGES = {  # from GPT-2 to LLaMA: the part of config/answer/page.py
+    "learned positions → RoPE": "RoPE",
+    "GELU → SwiGLU": "SwiGLU",
+    "LayerNorm → RMSNorm": "RMSNorm",
+    "biases → none": "No biases",
+    "tied → untied head": "Untied head",
+    "all five together": "All five together",
+}
 
 
-def settings_table(page):
-    """What each setting is, and how far its base has learned."""
+def sweeps_table(page):
+    """What each of the older sweeps is, and how far its base has learned."""
     rows = []
-    for setting in page.settings:
+    for setting in page.sweeps:
         plan = setting.section.plan
         facts = setting.section.facts
         values = plan["base_values"]
         tokens = plan["max_iters"] * values["batch_size"] * values["block_size"]
+        parameters = setting.section.cost(plan["base"], "parameters")
         rows.append(
             {
                 "setting": setting.name,
-                "parameters": number(
-                    setting.section.cost(plan["base"], "parameters"), tables.short
-                ),
-                "text": figures.NAMES.get(plan["data"]["dataset"], plan["data"]["dataset"]),
-                "vocabulary": f"{plan['data']['vocab_size']:,}",
+                "parameters": number(parameters, tables.short),
                 "optimizer": figures.NAMES.get(values["optimizer"], values["optimizer"]),
                 "tokens": tables.short(tokens),
                 "steps": f"{plan['max_iters']:,}",
                 "loss of the base": number(facts.base_whole, ".3f"),
                 "trigrams": number(plan["ngrams"].get("trigrams"), ".3f"),
                 "runs of the base": number(facts.base_n, ".0f"),
-                "in the model": "yes" if setting in page.modelled else "no",
                 "timed on": next(iter(setting.section.costs["machine"]), DASH),
             }
         )
     return pd.DataFrame(rows) if rows else None
+
+
+def tiles(page):
+    """The numbers at the top of the page: settings measured; of the predictions made first, how
+    many failed, and how many of the signs that they called were wrong."""
+    numbers = [str(page.n_settings)]
+    for scores in list(page.scores.values())[:1]:
+        texts = texts_of(scores)
+        numbers += [texts["outside their 95 % interval"], texts["wrong among the called"]]
+    return numbers
 
 
 def scores_table(page):
@@ -55,63 +68,55 @@ def texts_of(scores):
     ends = ""
     if known(scores["coverage_low"]):
         ends = f" [{scores['coverage_low']:.2f}, {scores['coverage_high']:.2f}]"
-    texts = {
+    outside = scores["n"] * (1 - scores["coverage"])
+    wrong = scores["called"] * scores["wrong"] if scores["called"] else 0
+    return {
         "settings": f"{scores['settings']}",
-        "predictions": f"{scores['n']}",
-        "coverage [95 %, by setting]": f"{scores['coverage']:.2f}{ends}",
+        "outside their 95 % interval": f"{outside:.0f} of {scores['n']}",
+        "share inside [95 %, by setting]": f"{scores['coverage']:.2f}{ends}",
+        "wrong among the called": f"{wrong:.0f} of {scores['called']}",
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
+        "Brier score of the share elsewhere": number(scores.get("brier_shares"), ".3f"),
+        "Brier score of the best constant": f"{scores['brier_constant']:.3f}",
     }
-    if "brier_shares" in scores:
-        name = "Brier score of the share elsewhere"
-        texts[name] = f"{scores['brier_shares']:.3f}"
-    texts["Brier score of the best constant"] = f"{scores['brier_constant']:.3f}"
-    texts["signs called"] = f"{scores['called']}"
-    texts["wrong among these"] = number(scores["wrong"], ".0%")
-    return texts
 
 
-def recipe_table(page):
-    """The steps of the recipe."""
-    rows = []
-    for step, section in page.recipe.items():
-        for row in section.swaps:
-            cells = {"step": step, "change": row["name"], "verdict": row["verdict"]}
-            cells["nats"] = tables.difference(row, 3)
-            cells["worth × tokens"] = tables.multiple(row, ends=section.curve_ends)
-            time_ends = section.time_ends(row["arm"])
-            cells["× time"] = tables.multiple(row, "worth_time", time_ends)
-            rows.append(cells | {"runs": f"{row['n']:.0f}"})
-    return pd.DataFrame(rows) if rows else None
+def steps_table(page):
+    """The changes from GPT-2 to LLaMA in the planned settings of either base."""
+    return steps_of(page.rows) if page.answers else None
 
 
-def planned_table(page):
-    """The parts over the planned settings (config/answer/settings.py) that have run so far."""
-    columns = page.planned_columns
-    if not columns["part"]:
-        return None
-    rows = [
-        dict(zip(["part", *table.HEADINGS], table.cells(e), strict=True))
-        for e in effects.fit(columns)
-    ]
-    return pd.DataFrame(rows).replace("", DASH)
+def steps_of(rows):
+    """The same from rows of worths.csv: the changes one by one, together, and what they would be
+    together if they multiplied."""
+    rows = rows[rows["planned"] == 1]
+    shown = {change: rows[rows["part"] == part] for change, part in CHANGES.items()}
+    *five, _ = CHANGES.values()
+    groups = rows[rows["part"].isin(five)].groupby(["base", "setting"], as_index=False)
+    product = groups.agg(part=("part", "size"), worth=("worth", "prod"), beyond=("beyond", "sum"))
+    product["beyond"] = product["beyond"].clip(-1, 1)
+    shown["the five multiplied"] = product[product["part"] == len(five)]
+    made = []
+    for change, own in shown.items():
+        cells = {"change": change}
+        for base in ("gpt2", "llama"):
+            mine = own[own["base"] == base]
+            cells[f"helps {word(base)} in"] = page_worths.helps(mine)
+            cells[f"worth in {word(base)}"] = page_worths.mean(mine)
+            cells[f"lowest to highest in {word(base)}"] = page_worths.span(mine)
+        if len(own):
+            made.append(cells)
+    return pd.DataFrame(made)
 
 
 def plan_table(page):
     """What each planned setting is that has run, and whether it is admitted."""
     rows = []
     for each in page.planned:
-        factors = each.facts["factors"]
         admission = each.facts["admission"] or {}
         rows.append(
-            {
-                "setting": each.name,
-                "text": factors["text"],
-                "tokens": factors["tokens"],
-                "optimizer": figures.NAMES.get(factors["optimizer"], factors["optimizer"]),
-                "base": factors["base"],
-                "layers × width": f"{factors['layers']} × {factors['width']}",
-                "context": f"{factors['context']}",
-                "tokens trained": tables.short(each.facts["tokens"]),
+            levels_of(each)
+            | {
                 "best rate": number(each.best_rate or math.nan, ".2g"),
                 "loss of the base": number(admission.get("loss", math.nan), ".3f"),
                 "trigrams": number(admission.get("trigrams", math.nan), ".3f"),
@@ -122,36 +127,59 @@ def plan_table(page):
     return pd.DataFrame(rows) if rows else None
 
 
+def levels_of(measured):
+    """The cells that say what a planned setting is."""
+    levels = {factor: word(level) for factor, level in measured.facts["factors"].items()}
+    size = f"{levels['layers']} × {levels['width']}"
+    trained = tables.short(measured.facts["tokens"])
+    cells = {key: levels[key] for key in ("base", "text", "tokens", "optimizer")}
+    cells |= {"size": size, "context": levels["context"], "trained on": trained}
+    return {"setting": measured.name} | cells
+
+
+def card_table(page, part):
+    """The planned settings in which a part was measured, and its worth there."""
+    measured = {each.name: each for each in page.planned}
+    rates = {each.setting: each.rate for each in page.worths if each.part == part.name}
+    rows = []
+    for row in part.rows:
+        text = f"{page_worths.BEYOND[row['beyond']]}{row['worth']:.2f}"
+        if not row["beyond"]:
+            text = tables.interval(row["worth"], row["low"], row["high"], "{:.2f}".format)
+        cells = {"worth × tokens": text, "× base's rate": f"{rates[row['setting']]:.2g}"}
+        rows.append(levels_of(measured[row["setting"]]) | cells | {"runs": f"{row['runs']}"})
+    return pd.DataFrame(rows)
+
+
 def factors_table(page):
     """The worth of each part at one level of each factor over its worth at the other, by the means
     over the planned settings; a star marks the factors that the part depends on."""
-    columns = page.planned_columns
-    if len(set(columns["setting"])) < ENOUGH:
+    levels = page.levels
+    if levels is None:
         return None
-    levels = pd.DataFrame({each.name: each.facts["factors"] for each in page.planned}).T
-    levels = levels.loc[list(dict.fromkeys(columns["setting"]))]
-    levels = levels.loc[:, levels.nunique() == 2]
-    named = factors.depends_on(columns, levels)
-    frame = pd.DataFrame(columns).merge(levels, left_on="setting", right_index=True)
+    frame = pd.DataFrame(page.columns).merge(levels, left_on="setting", right_index=True)
     rows = []
-    for part, own in frame.groupby("part", sort=False):
-        row = {"part": part}
+    for part in page.answers:
+        if part.effect.n_settings < factors.ENOUGH:
+            continue
+        own = frame[frame["part"] == part.name]
+        row = {"part": part.name}
         for factor in levels:
             low, high = sorted(levels[factor].unique())
             means = own.groupby(factor)["log_worth"].mean()
             ratio = number(math.exp(means.get(high, math.nan) - means.get(low, math.nan)), ".2f")
-            row[f"{factor}: {high} ÷ {low}"] = f"{ratio} *" if factor in named[part] else ratio
+            star = " *" if factor in part.depends else ""
+            row[f"{factor}: {word(high)} ÷ {word(low)}"] = f"{ratio}{star}"
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 TABLES = {
-    "planned": planned_table,
-    "plan": plan_table,
-    "factors": factors_table,
     "scores": scores_table,
-    "settings": settings_table,
-    "recipe": recipe_table,
+    "factors": factors_table,
+    "steps": steps_table,
+    "plan": plan_table,
+    "sweeps": sweeps_table,
 }
 
 

@@ -2,36 +2,35 @@
 
 worth, low, high: multiples of the tokens. beyond: 1 where the worth lies above its number, at the
 end of the base's curve, -1 where it lies below. step_time, kv_cache: with the part over without it.
-planned: 1 for a setting of config/answer/settings.py, 2 for one of its test.
+planned: 1 for a setting of config/answer/settings.py, 2 for one of its test, 0 for an older sweep.
 """
 
 import math
 
+import numpy as np
 import pandas as pd
 
 from bench.ablation.figures import NAMES
+from bench.ablation.tables import DASH
 from bench.ablation.worth import Z
-from bench.settings import worths
 
-TOKENS = {"byte": "bytes", "bpe1024": "BPE"}
+WORDS = NAMES | {"byte": "bytes", "bpe1024": "BPE", "gpt2": "GPT-2", "llama": "LLaMA"}
 TEXTS = {"python_source": "python"}  # a dataset whose name is not the name of its text
+BEYOND = {-1: "<", 0: "", 1: ">"}
 
 
 def table(page):
     """A row for each part in each setting: of the sweeps, then of the planned settings."""
-    rows = [of_sweep(found) for part in page.parts for found in part.estimates if found.log_worth()]
-    for measured in page.planned:
-        if measured.admitted:
-            rows += [of_planned(measured, found) for found in worths.worths_of(measured)]
+    rows = [of_sweep(found) for part in page.parts for found in part.estimates if found.bar()]
+    measured = {each.name: each for each in page.planned}
+    rows += [of_planned(measured[found.setting], found) for found in page.worths]
     return pd.DataFrame(rows)
 
 
 def of_sweep(found):
     """The row of an Estimate."""
     plan = found.setting.section.plan
-    logs = found.log_worth()
-    worth = math.exp(logs["log_worth"])
-    _, low, high = found.bar() or (worth, worth, worth)
+    worth, low, high = found.bar()
     text = plan["data"]["dataset"]
     return {
         "part": found.part,
@@ -44,7 +43,7 @@ def of_sweep(found):
         "worth": worth,
         "low": low,
         "high": high,
-        "beyond": logs["censored"],
+        "beyond": found.beyond,
         "step_time": found.ratio("step_ratio"),
         "kv_cache": found.ratio("kv_bytes_per_token"),
     }
@@ -72,11 +71,41 @@ def of_planned(measured, found):
     }
 
 
+def word(level):
+    """A level of a factor in words."""
+    return str(WORDS.get(level, level))
+
+
 def name_of(facts):
     """A planned setting in words."""
-    factors = facts["factors"]
-    optimizer = NAMES.get(factors["optimizer"], factors["optimizer"])
-    tokens = TOKENS.get(factors["tokens"], factors["tokens"])
-    size = f"{factors['layers']} × {factors['width']}"
-    text = NAMES.get(factors["text"], factors["text"])
-    return f"{facts['setting']}: {text}, {tokens}, {optimizer}, {size}"
+    levels = {factor: word(level) for factor, level in facts["factors"].items()}
+    size = f"{levels['layers']} × {levels['width']}"
+    return (
+        f"{facts['setting']}: {levels['text']}, {levels['tokens']}, {levels['optimizer']}, {size}"
+    )
+
+
+# ---------------------------------------------------------------- texts of some rows
+
+
+def helps(rows):
+    """In how many of some rows the worth is above 1."""
+    return f"{(rows.worth > 1).sum()} of {len(rows)}" if len(rows) else DASH
+
+
+def span(rows):
+    """The lowest and the highest worth of some rows."""
+    if rows.empty:
+        return DASH
+    ends = rows.sort_values("worth").iloc[[0, -1]]
+    low, high = [f"{BEYOND[row.beyond]}{row.worth:.2f}" for row in ends.itertuples()]
+    return low if low == high else f"{low} to {high}"
+
+
+def mean(rows):
+    """The mean worth of some rows, of the logarithms: at least or at most so much where some lie
+    beyond the end of a curve, and unknown where some lie beyond either end."""
+    ends = sorted(set(rows.beyond) - {0})
+    if rows.empty or len(ends) == 2:
+        return DASH
+    return f"{BEYOND[sum(ends)]}{math.exp(np.log(rows.worth).mean()):.2f}"

@@ -107,16 +107,11 @@ def scores(predictions):
 def brier_of_shares(predictions):
     """The Brier score of a simpler method: P(helps) of a part in a setting is the share of the
     other settings in which it helps, (k + 1/2) / (n + 1)."""
-    errors = []
-    for each in predictions:
-        others = [
-            other.helps
-            for other in predictions
-            if other.part == each.part and other.setting != each.setting
-        ]
-        share = (sum(others) + 0.5) / (len(others) + 1)
-        errors.append((share - each.helps) ** 2)
-    return float(np.mean(errors))
+    parts = np.array([each.part for each in predictions])
+    helps = np.array([each.helps for each in predictions], float)
+    same = parts == parts[:, None]  # [predictions, predictions]
+    shares = (same @ helps - helps + 0.5) / same.sum(1)
+    return float(np.mean((shares - helps) ** 2))
 
 
 def clustered_interval(values, clusters):

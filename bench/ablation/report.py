@@ -57,7 +57,6 @@ class Section:
     verdicts: pd.DataFrame  # verdicts.judge
     facts: verdicts.Facts  # verdicts.judge
     curve: worth.Curve | None  # the base's loss against its tokens
-    places: dict | None = None  # {arm: place of its colour}; None: by the order of the arms
 
     @property
     def arms(self):
@@ -147,7 +146,7 @@ class Section:
         return float(values.iloc[0]) if len(values) else math.nan
 
     def name_of(self, arm):
-        """The name of an arm in figures, which the page of the answer replaces."""
+        """The name of an arm in figures."""
         name = dict(self.verdicts[["arm", "name"]].to_numpy()).get(arm, arm)
         return printable(name, figure=True)
 

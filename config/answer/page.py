@@ -1,9 +1,10 @@
 # The page of the answer: the arms of each part in both shelves, and the claims of others.
 #   python bench/answer.py
-# Parts with a prediction come first on the page; the others in the order here. No number of ours
-# stands here.
+# The planned settings (config/answer/settings.py) are the answer. Parts that ran in them come first
+# on the page; the others in the order here. No number of ours stands here.
 
-# The settings: the folder of a sweep below bench/results/answer, its base and its name.
+# The older sweeps, each within one setting: its folder below bench/results/answer, its base and its
+# name. The first of a base has many seeds, and stands for it where a part is in no planned setting.
 settings = {
     "llama": ("llama", "plays"),
     "llama/small": ("llama", "plays, a quarter of the size"),
@@ -13,16 +14,6 @@ settings = {
     "gpt2": ("gpt2", "GPT-2, plays"),
     "gpt2/small": ("gpt2", "GPT-2, plays, a quarter of the size"),
 }
-model_of = "llama"  # the base whose settings the predictions are made from
-first = {"llama": "llama", "gpt2": "gpt2"}  # the first setting of each base
-first_name = "plays"
-# The steps of the recipe, config/answer/recipe.py.
-recipe = {
-    "recipe": "round 1, candidates",
-    "recipe/confirm-1": "round 1, confirmation",
-    "recipe/together": "over plain LLaMA",
-}
-
 # A claim: the effect of a part on the loss, the same as a verdict (None: our runs cannot test it),
 # who published it, and where it can be read. The first claim of a part is in the table.
 ARXIV = "https://arxiv.org/abs/"
@@ -387,20 +378,5 @@ multiples = {
     "Differential attention": 1 / 0.65,  # Ye et al. 2024: 65 % of the training tokens
 }
 
-# The setting and the part of the annotated example; the setting and the parts of two figures.
+# The base and the part of the annotated example.
 example = ("gpt2", "RoPE")
-rates = (
-    "gpt2",
-    ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"],
-)
-_contexts = [
-    "RoPE",
-    "All five together",
-    "ALiBi",
-    "NoPE 1 in 4",
-    "Window",
-    "Gated DeltaNet",
-    "Mamba-2",
-    "Hybrid",
-]
-contexts = ("llama", _contexts)

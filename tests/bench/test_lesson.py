@@ -5,15 +5,15 @@ import json
 import re
 import runpy
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from bench import answer, lesson
-from bench.settings import worths
+from bench.ablation.page_worths import BEYOND
 from common.files import ROOT
 
 PAGE = lesson.PAGE.read_text(encoding="utf-8")
-BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_the_lines_of_the_diff_are_lines_of_the_models():
 
 def test_the_numbers_are_those_of_the_rows(table):
     assert lesson.filled(PAGE, table) == PAGE, "run `python -m bench.lesson`"
-    more = pd.concat([table, table[table.part == "RoPE"].assign(beyond=0, worth=9.0)])
+    more = pd.concat([table, table[table.part == "RoPE"].assign(beyond=0, worth=9.0, planned=1)])
     assert "to 9.00 ×" in lesson.filled(PAGE, more) != PAGE
 
 
@@ -65,51 +65,31 @@ def test_the_claims_are_the_configs():
         assert text.replace("\n", " ") == "; ".join(claims), part
 
 
-def test_what_the_page_says_in_words(table):
-    """The sentences that the rows could contradict."""
-
-    def of(part, base=None):
-        return table[(table.part == part) & table.base.isin([base] if base else BASES)].worth
-
-    small = ["RMSNorm", "No biases", "Untied head"]
-    assert (of("RoPE") > 1).all(), "which helped in every setting"
-    assert (of("SwiGLU", "llama") > 1).all(), "In LLaMA it always did"
-    assert of("SwiGLU", "gpt2").min() < 1 < of("SwiGLU", "gpt2").max(), "it goes either way"
-    assert all(of("RoPE").median() > of(part).median() for part in [*small, "SwiGLU"])
-    assert all((abs(of(part) - 1) < 0.1).mean() > 0.5 for part in small), "in most settings"
-    rms = table[table.part == "RMSNorm"]
-    assert ((rms.low < 1) & (rms.high > 1)).all(), "all its intervals contain one"
-    assert 0.9 < of("No biases", "llama").median() < 1 and (of("No biases", "llama") < 1.005).all()
-    lowest = table.loc[of("Untied head").idxmin()]
-    assert (lowest.text, lowest.optimizer) == ("python", "adamw") and lowest.high < 0.8, "far down"
-    assert of("Untied head").max() > 1.1, "untying goes either way"
-    assert (of("QK norm", "llama") > 1).all() and of("QK norm", "gpt2").max() < 1.02
+def test_what_the_pages_say_in_words(table):
+    """The sentences of the lesson and of README that the rows could contradict."""
+    worth = {part: rows.worth for part, rows in table[table.planned == 1].groupby("part")}
+    rope, *four = [worth[part] for part in list(lesson.CHANGES.values())[:5]]
+    assert (rope > 1).all(), "which helped in every setting"
+    for each in four:
+        mean = np.exp(np.log(each).mean())
+        assert 0.85 < mean < 1.2 and each.min() < 1 < each.max(), "by some per cent"
+        assert mean < np.exp(np.log(rope).mean()) / 1.2, "most of the gain is one change"
+    assert 0.95 < np.exp(np.log(worth["RMSNorm"]).mean()) < 1.05, "hardly anything"
+    medians = table[~table.part.isin(lesson.CHANGES.values())].groupby("part").worth.median()
+    assert medians.idxmax() == "Muon"
     timed = [table[table.part == part] for part in re.findall("<!--step_time (.*?)-->", PAGE)]
     assert {rows[rows.step_time.notna()].iloc[0].setting for rows in timed} == {"plays"}
-    assert of("Muon").median() == max(of(part).median() for part in set(table.part))
-    rows = table[table.part == "Value residual"].groupby("text").worth.median()
-    assert rows["python"] > 1.1 > rows["plays"]
-    convolution = table[table.part == "Convolution"]
-    assert (convolution[convolution.text == "python"].worth > 1).all() and (
-        of("Convolution", "gpt2") > 1
-    ).all()
-    plays = table[(table.text == "plays") & (table.optimizer == "muon") & (table.base == "llama")]
-    assert (plays[plays.part == "Convolution"].worth < 1).all()
 
 
 def test_the_table_of_worths_is_that_of_the_cards(table):
-    """And of the planned settings."""
     page = (answer.ANSWER / "index.md").read_text(encoding="utf-8")
     cards = dict(re.findall(r"<summary>(.*?): .*?\n(.*?)</details>", page, re.DOTALL))
-    planned = worths.load(answer.ANSWER / "settings")
-    _, found = worths.table(planned)
-    names = [each.name for each in planned]
-    rows = sum(card.count(" % |\n") for card in cards.values())
-    assert len(table) == rows + len(found)
-    for row in table[~table.setting.isin(names)].itertuples():
+    shown = [re.findall(r" % \|$|^\| [ch]\d+ \|", card, re.MULTILINE) for card in cards.values()]
+    assert len(table) == sum(map(len, shown))
+    for row in table.itertuples():
         setting = rf"^\| {re.escape(row.setting)}(?:, by taking it out|, at [\d.]+ × [^|]*)? \|.*"
         (line,) = re.findall(setting, cards[row.part], re.MULTILINE)
-        assert f"| {lesson.BEYOND[row.beyond]}{row.worth:.2f}" in line, (row, line)
+        assert f"| {BEYOND[row.beyond]}{row.worth:.2f}" in line, (row, line)
 
 
 def test_the_pictures_are_those_of_the_notebook():

@@ -298,9 +298,9 @@ def test_the_runs_of_a_setting_and_the_worth_of_a_part(tmp_path, monkeypatch):
     (worth,) = worths.worths_of(measured)
     assert worth.log_worth == pytest.approx(math.log(1.2), abs=0.02)
     assert worth.censored == 0 and 0 < worth.se < 0.02 and worth.runs == 3
-    row = page_worths.table(SimpleNamespace(parts=[], planned=[measured])).iloc[0]
-    assert list(row[["part", "setting", "base", "text"]]) == ["QK norm", "c01", "llama", "plays"]
-    assert row.low < row.worth < row.high and row.worth == pytest.approx(1.2, rel=0.02)
+    row = page_worths.of_planned(measured, worth)
+    assert list(row.values())[:5] == ["QK norm", "c01", 1, "llama", "plays"]
+    assert row["low"] < row["worth"] < row["high"] and row["worth"] == pytest.approx(1.2, rel=0.02)
 
 
 def test_a_stopped_setting_goes_on_where_it_was(tmp_path, monkeypatch):
