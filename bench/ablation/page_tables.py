@@ -146,8 +146,9 @@ def card_table(page, part):
         text = f"{page_worths.BEYOND[row['beyond']]}{row['worth']:.2f}"
         if not row["beyond"]:
             text = tables.interval(row["worth"], row["low"], row["high"], "{:.2f}".format)
-        cells = {"worth × tokens": text, "× base's rate": f"{rates[row['setting']]:.2g}"}
-        rows.append(levels_of(measured[row["setting"]]) | cells | {"runs": f"{row['runs']}"})
+        cells = {"setting": row["setting"], "worth × tokens": text}
+        of_runs = {"× base's rate": f"{rates[row['setting']]:.2g}", "runs": f"{row['runs']}"}
+        rows.append(cells | levels_of(measured[row["setting"]]) | of_runs)
     return pd.DataFrame(rows)
 
 
@@ -169,7 +170,7 @@ def factors_table(page):
             means = own.groupby(factor)["log_worth"].mean()
             ratio = number(math.exp(means.get(high, math.nan) - means.get(low, math.nan)), ".2f")
             star = " *" if factor in part.depends else ""
-            row[f"{factor}: {word(high)} ÷ {word(low)}"] = f"{ratio}{star}"
+            row[f"{factor}: {word(high)}\u00a0÷\u00a0{word(low)}"] = f"{ratio}{star}"
         rows.append(row)
     return pd.DataFrame(rows)
 
