@@ -43,7 +43,7 @@ class Part:
     swap: str
     estimates: list  # of Estimate, in the order of the sweeps
     claims: list  # (text, effect on the loss, source, address)
-    published: float | None  # worth in tokens
+    published: list  # of (worth in tokens, source)
     effect: effects.Effect | None = None  # over the planned settings; None if it ran in none
     depends: list = field(default_factory=list)  # factors
     rows: list = field(default_factory=list)  # of worths.csv, that its chart shows
@@ -65,6 +65,11 @@ class Part:
         return self.effect.word
 
     @property
+    def worth(self):
+        """Its mean worth, or that in its first sweep; nan if it is not known."""
+        return np.exp(self.effect.mean) if self.effect else self.estimates[0].row["worth"]
+
+    @property
     def ends(self):
         """The ends of the prediction in figures, as logs; an open one is cut. Empty without one."""
         if not (self.effect and tables.known(self.effect.mean)):
@@ -72,8 +77,8 @@ class Part:
         return np.clip([self.effect.new_low, self.effect.new_high], -CUT, CUT).tolist()
 
     def in_time(self):
-        """The mean worth over the time of a step, in the first setting that timed it."""
-        return np.exp(self.effect.mean) / self.cost("step_ratio")
+        """Its worth over the time of a step, in the first setting that timed it."""
+        return self.worth / self.cost("step_ratio")
 
     def cost(self, key):
         """The cost with the part over the cost without it, in the first setting that measured it;
@@ -90,9 +95,8 @@ class Part:
 
 
 def order(part):
-    """What parts are sorted by: their mean worth, or that in their first sweep."""
-    worth = part.effect.mean if part.effect else part.estimates[0].row["worth"]
-    return -worth if tables.known(worth) else math.inf
+    """What parts are sorted by: their worth, the unknown last."""
+    return -part.worth if tables.known(part.worth) else math.inf
 
 
 def beside(says, word):
@@ -208,7 +212,7 @@ class Page:
                 row = rows.get(arms.get(sweep.base))
                 if row:
                     estimates.append(Estimate(name, sweep, row, taken_out))
-        return Part(name, swap, estimates, claims, self.config["multiples"].get(name))
+        return Part(name, swap, estimates, claims, self.config["multiples"].get(name, []))
 
 
 # ---------------------------------------------------------------- files

@@ -4,11 +4,13 @@ frame of texts, or None."""
 import math
 
 import pandas as pd
+from scipy import stats
 
-from bench.ablation import factors, figures, page_worths, tables
+from bench.ablation import factors, page_worths, tables
 from bench.ablation.page_worths import word
 from bench.ablation.tables import DASH, known, number
 
+LEAST_PARTS = 5  # for a rank correlation
 CHANGES = {  # from GPT-2 to LLaMA: the part of config/answer/page.py
     "learned positions → RoPE": "RoPE",
     "GELU → SwiGLU": "SwiGLU",
@@ -17,31 +19,6 @@ CHANGES = {  # from GPT-2 to LLaMA: the part of config/answer/page.py
     "tied → untied head": "Untied head",
     "all five together": "All five together",
 }
-
-
-def sweeps_table(page):
-    """What each of the older sweeps is, and how far its base has learned."""
-    rows = []
-    for setting in page.sweeps:
-        plan = setting.section.plan
-        facts = setting.section.facts
-        values = plan["base_values"]
-        tokens = plan["max_iters"] * values["batch_size"] * values["block_size"]
-        parameters = setting.section.cost(plan["base"], "parameters")
-        rows.append(
-            {
-                "setting": setting.name,
-                "parameters": number(parameters, tables.short),
-                "optimizer": figures.NAMES.get(values["optimizer"], values["optimizer"]),
-                "tokens": tables.short(tokens),
-                "steps": f"{plan['max_iters']:,}",
-                "loss of the base": number(facts.base_whole, ".3f"),
-                "trigrams": number(plan["ngrams"].get("trigrams"), ".3f"),
-                "runs of the base": number(facts.base_n, ".0f"),
-                "timed on": next(iter(setting.section.costs["machine"]), DASH),
-            }
-        )
-    return pd.DataFrame(rows) if rows else None
 
 
 def tiles(page):
@@ -175,12 +152,29 @@ def factors_table(page):
     return pd.DataFrame(rows)
 
 
+def published_table(page):
+    """The worths that others published beside ours, and the rank correlation of the two over parts,
+    with its 95 % interval by Fisher's transformation."""
+    parts = [part for part in page.parts if part.published and known(part.worth)]
+    rows = []
+    for part in parts:
+        texts = [f"{worth:.2f} ({source})" for worth, source in part.published]
+        rows.append({"part": part.name, "here": f"{part.worth:.2f}", "there": ", ".join(texts)})
+    if len(parts) >= LEAST_PARTS:
+        ours = [part.worth for part in parts]
+        theirs = [stats.gmean([worth for worth, _ in part.published]) for part in parts]
+        found = stats.pearsonr(stats.rankdata(ours), stats.rankdata(theirs))
+        text = tables.interval(found.statistic, *found.confidence_interval(), "{:.2f}".format)
+        rows.append({"part": f"rank correlation over {len(parts)} parts", "here": text})
+    return pd.DataFrame(rows).fillna("") if rows else None
+
+
 TABLES = {
     "scores": scores_table,
     "factors": factors_table,
     "steps": steps_table,
+    "published": published_table,
     "plan": plan_table,
-    "sweeps": sweeps_table,
 }
 
 

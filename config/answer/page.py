@@ -367,15 +367,52 @@ parts = {
     ),
 }
 
-# The published worth of a part in training tokens, from the sources of its claims.
+# The published worths of a part, in training tokens or in compute at one speed, and whose they are.
 multiples = {
-    "RoPE": 1.3,  # EleutherAI: 30 % faster than learned positions, 1.4 B
-    "SwiGLU": 1.17,  # Gundlach et al. 2025: beside GELU, in compute, 3.6 M
-    "Muon": 1.4,  # Wen et al. 2025: beside tuned AdamW, 0.1 B
-    "Value residual": 1 / 0.797,  # Zhou et al. 2024: 20.3 % less training data
-    "Hyper-connections": 1.8,  # Zhu et al. 2024: converges 1.8 times faster
-    "Attention residuals": 1.25,  # Kimi Team 2026: in compute, 0.2 to 0.5 B
-    "Differential attention": 1 / 0.65,  # Ye et al. 2024: 65 % of the training tokens
+    "RoPE": [(1.3, "EleutherAI, 1.4 B")],
+    "SwiGLU": [(1.17, "Gundlach et al. 2025, 3.6 M")],
+    "QK norm": [
+        (1 / 0.899, "Marin #5230, width 512"),
+        (1 / 1.073, "Marin #5230, width 768"),
+    ],
+    "Untied head": [
+        (1 / 1.02, "Marin #9290, width 512"),
+        (1 / 1.07, "Marin #9290, width 768"),
+    ],
+    "Muon": [
+        (1.4, "Wen et al. 2025, 0.1 B"),
+        (1.1, "Wen et al. 2025, 1.2 B"),
+    ],
+    "Value residual": [(1 / 0.797, "Zhou et al. 2024")],
+    "Attention gate": [(1 / 1.031, "Marin #4716, width 512")],
+    "Hyper-connections": [(1.8, "Zhu et al. 2024, 7 B with experts")],
+    "GQA": [
+        (1 / 1.10, "Marin #5151 and #8227, at most"),
+        (1 / 1.18, "Marin #5151 and #8227, at least"),
+    ],
+    "Latent attention": [
+        (0.768, "Marin #6522"),
+        (0.858, "Marin #6522, larger"),
+    ],
+    "Differential attention": [(1 / 0.65, "Ye et al. 2024")],
+    "Convolutions at four sites": [(1.186, "Marin #7585, width 1,024")],
+    "Shared keys and values": [
+        (1.07, "Marin #9290, width 512"),
+        (1.07, "Marin #9290, width 768"),
+    ],
+    "N-gram embeddings": [
+        (0.95, "Marin #9290, width 512"),
+        (1.04, "Marin #9290, width 768"),
+    ],
+    "Attention residuals": [
+        (1.25, "Kimi Team 2026"),
+        (1.06, "Marin #9290, width 512"),
+        (1.17, "Marin #9290, width 768"),
+    ],
+    "mHC": [
+        (1.05, "Marin #9290, width 512"),
+        (1.04, "Marin #9290, width 768"),
+    ],
 }
 
 # The base and the part of the annotated example.
