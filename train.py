@@ -172,7 +172,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
         samples=data.batches,
         model=model,
         loss_module=loss_module,
-        net=ranks.with_ddp(net.compiled(loss_module, runtime), model, runtime, accumulates),
+        net=ranks.with_ddp(net.compiled(loss_module, model, runtime), model, runtime, accumulates),
         optimizers=optimizers,
         scaler=torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16"),
         step=state["step"],
@@ -299,7 +299,7 @@ def evaluate(run, split, limit, stop=None, name=""):
     ... (evaluation.batch_sums), or None if a stop signal arrives midway in a single process.
     run.progress is told the split's name."""
     runtime = run.runtime
-    scored = net.evaluation_net(run.net, runtime.device)
+    scored = net.evaluation_net(run.net, runtime)
     batches = split.eval_batches(run.config.batch_size, limit)
     total = math.ceil(split.eval_rows(limit) / run.config.batch_size)
     values = []  # of each batch: its mean loss, or what the loss gives `measured`

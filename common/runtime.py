@@ -64,9 +64,8 @@ class Runtime:
 
     def choose_compile(self, asked, flops, why="as asked"):
         """Choose whether to compile a run of `flops` operations, and if dtype is auto, whether a
-        CPU with bfloat16 instructions uses them. On a CPU, compiling takes about a minute and then
-        saves a quarter of the time, so it pays for runs of five minutes or more. asked: True,
-        False or auto. why: the reason to print unless it is auto."""
+        CPU with bfloat16 instructions uses them. On a CPU, compiling takes half a minute and then
+        saves a quarter of the time. asked: True, False or auto. why: the reason unless auto."""
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
@@ -96,8 +95,7 @@ class Runtime:
 
 
 def compile_pays(kind, flops, compiler):
-    """(whether compiling saves time, the reason) on a kind of device. compiler: the C++ compiler,
-    or None."""
+    """(whether compiling saves time, the reason). compiler: the C++ compiler, or None."""
     if kind == "cuda":
         return True, "it pays on CUDA"
     if kind == "mps":

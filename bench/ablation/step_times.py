@@ -159,8 +159,8 @@ def time_arms(arms, threads, rounds=None, tries=1):
     arms {name: values of a run}, the base first. The rounds are timed up to `tries` times, until no
     other work disturbs them."""
     if any(values["compile"] for values in arms.values()):
-        # All arms share one forward method, and torch counts its compiled forms together.
-        torch._dynamo.config.recompile_limit = max(64, 2 * len(arms))
+        # All blocks share one forward method, and torch counts its compiled forms together.
+        torch._dynamo.config.recompile_limit = 8 * len(arms)
     form = "compiled" if arms[BASE]["compile"] else "eager"
     rounds = rounds or ROUNDS
     probes = {}

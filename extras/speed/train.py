@@ -27,6 +27,7 @@ from extras.speed.results import Rounds, finished, peak_bytes, times_in_turn
 from parts.architectures import configure, make
 from parts.costs import training_flops_per_token
 from training.description import peak_flops
+from training.net import compiled
 from training.optim import make_optimizers
 from training.settings import TrainConfig
 
@@ -117,6 +118,12 @@ class Side:
         self.device = runtime.device
         self.ours = ours
 
+    def compiled(self):
+        """The loss function, compiled: ours as train.py does."""
+        if not self.ours:
+            return torch.compile(self.loss, dynamic=False)
+        return compiled(self.loss, self.model, Runtime(self.device, "", 0, 1, [], compile=True))
+
     def step(self, loss, dtype="float32"):
         """Take one training step with a loss function: self.loss or its compiled form. dtype: the
         number format of the matrix products. Returns the step's seconds."""
@@ -173,9 +180,9 @@ def compare(sides, config, dtypes):
     for name, side in sides.items():
         losses = {}
         if config.compile is not True:
-            losses["eager"] = side.loss
+            losses["eager"] = torch.compiler.set_stance("force_eager")(side.loss)
         if config.compile is not False:
-            losses["compiled"] = torch.compile(side.loss, dynamic=False)
+            losses["compiled"] = side.compiled()
         for mode, loss in losses.items():
             for dtype in dtypes:
                 steps[name, f"{mode} {dtype}"] = partial(side.step, loss, dtype)

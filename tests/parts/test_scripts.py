@@ -1,6 +1,7 @@
 """The parts through train.py and sample.py, and compiled."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from helpers.checkpoints import edit_json, reseal
 from helpers.runs import arguments, equal, losses, weights
 from helpers.variants import close, config, name, tokens
 from parts.variant import Variant
+from training.net import Loss, compiled
 from weights.checkpoint import find
 
 
@@ -67,17 +69,18 @@ ARMS = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("arm", ARMS, ids=name)
-def test_they_compile(arm):
-    """In one graph, as train.py compiles them."""
+def test_they_compile(arm, device):
+    """Block by block and as a whole, as train.py compiles them for a CPU and for a GPU."""
     results = []
-    for compiled in (False, True):
+    for compile in (False, True):
         torch._dynamo.reset()
         torch.manual_seed(0)
         model = Variant(config("llama", arm, n_embd=32, block_size=150))
-        net = torch.compile(model, dynamic=False, fullgraph=True) if compiled else model
-        logits, loss = net(tokens(model.config), tokens(model.config, seed=2))
-        loss.backward()
-        results.append([logits, loss, *(p.grad for p in model.parameters())])
+        loss = compiled(Loss(model), model, SimpleNamespace(compile=compile, device=device))
+        value = loss(tokens(model.config), tokens(model.config, seed=2))
+        value.backward()
+        results.append([value, *(p.grad for p in model.parameters())])
     for a, b in zip(*results, strict=True):
         assert close(a, b, 1e-5)
