@@ -21,7 +21,7 @@ from common.errors import TORCHRUN, UserError
 from common.files import ROOT
 
 # On a CPU, compiling and bfloat16 save time only in runs of more floating-point operations.
-COMPILE_PAYS = 3e13  # a few hundred seconds on two cores
+COMPILE_PAYS = 2e13  # a few hundred seconds on two cores
 BFLOAT16_PAYS = 1e12  # some ten seconds; smaller models are no faster in bfloat16
 
 
