@@ -96,8 +96,9 @@ def pictures_of(notebook):
 def main(argv):
     """Write the page and its pictures, and README."""
     print_help(argv, __doc__, [])
+    worths = pd.read_csv(WORTHS)
     for path in (PAGE, README):
-        write(path, filled(path.read_text(encoding="utf-8"), pd.read_csv(WORTHS)))
+        write(path, filled(path.read_text(encoding="utf-8"), worths))
     for name, content in pictures_of(json.loads(NOTEBOOK.read_text(encoding="utf-8"))).items():
         write(PICTURES / f"{name}.png", content)
     print(PAGE)

@@ -17,7 +17,6 @@ OPPOSITE = {"better": "worse", "worse": "better"}
 class Setting:
     """One sweep."""
 
-    folder: str  # below the page's
     base: str
     name: str
     section: report.Section

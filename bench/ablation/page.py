@@ -126,8 +126,7 @@ def chance(p):
 
 def multiple(value, low, high):
     """A worth with its interval, from their logs, as a text."""
-    text = tables.interval(*np.exp([value, low, high]), "{:.2f}".format)
-    return text.replace("inf", "∞")
+    return tables.interval(*np.exp([value, low, high]), "{:.2f}".format).replace("inf", "∞")
 
 
 # ---------------------------------------------------------------- the content of the page
@@ -144,7 +143,7 @@ class Page:
         self.sweeps = []
         for folder, (base, name) in config["settings"].items():
             if folder in sections:
-                self.sweeps.append(Setting(folder, base, name, sections[folder]))
+                self.sweeps.append(Setting(base, name, sections[folder]))
         self.admitted = [sweep for sweep in self.sweeps if sweep.admitted]
 
         self.columns, self.worths = worths.table(planned)
@@ -237,6 +236,7 @@ def values_of(page, pictures, reports):
         "made": page_tables.made(page),
         "tiles": page_tables.tiles(page),
         "card_table": page_tables.card_table,
+        "marked": page_worths.marked,
         "tables": tables,
         "span": span,
         "multiple": multiple,

@@ -106,12 +106,10 @@ def plan_table(page):
 
 def levels_of(measured):
     """The cells that say what a planned setting is."""
-    levels = {factor: word(level) for factor, level in measured.facts["factors"].items()}
-    size = f"{levels['layers']} × {levels['width']}"
-    trained = tables.short(measured.facts["tokens"])
-    cells = {key: levels[key] for key in ("base", "text", "tokens", "optimizer")}
-    cells |= {"size": size, "context": levels["context"], "trained on": trained}
-    return {"setting": measured.name} | cells
+    levels = page_worths.levels_of(measured.facts)
+    shown = ("base", "text", "tokens", "optimizer", "size", "context")
+    cells = {"setting": measured.name} | {key: levels[key] for key in shown}
+    return cells | {"trained on": tables.short(measured.facts["tokens"])}
 
 
 def card_table(page, part):
@@ -120,7 +118,7 @@ def card_table(page, part):
     rates = {each.setting: each.rate for each in page.worths if each.part == part.name}
     rows = []
     for row in part.rows:
-        text = f"{page_worths.BEYOND[row['beyond']]}{row['worth']:.2f}"
+        text = page_worths.marked(row)
         if not row["beyond"]:
             text = tables.interval(row["worth"], row["low"], row["high"], "{:.2f}".format)
         cells = {"setting": row["setting"], "worth × tokens": text}

@@ -76,16 +76,25 @@ def word(level):
     return str(WORDS.get(level, level))
 
 
+def levels_of(facts):
+    """{factor: its level in a planned setting, in words}, and its size."""
+    levels = {factor: word(level) for factor, level in facts["factors"].items()}
+    return levels | {"size": f"{levels['layers']} × {levels['width']}"}
+
+
 def name_of(facts):
     """A planned setting in words."""
-    levels = {factor: word(level) for factor, level in facts["factors"].items()}
-    size = f"{levels['layers']} × {levels['width']}"
-    return (
-        f"{facts['setting']}: {levels['text']}, {levels['tokens']}, {levels['optimizer']}, {size}"
-    )
+    levels = levels_of(facts)
+    shown = [levels[key] for key in ("text", "tokens", "optimizer", "size")]
+    return f"{facts['setting']}: {', '.join(shown)}"
 
 
-# ---------------------------------------------------------------- texts of some rows
+# ---------------------------------------------------------------- texts of rows
+
+
+def marked(row):
+    """The worth of a row {"worth", "beyond"}: at least or at most so much beyond a curve's end."""
+    return f"{BEYOND[row['beyond']]}{row['worth']:.2f}"
 
 
 def helps(rows):
@@ -98,7 +107,7 @@ def span(rows):
     if rows.empty:
         return DASH
     ends = rows.sort_values("worth").iloc[[0, -1]]
-    low, high = [f"{BEYOND[row.beyond]}{row.worth:.2f}" for row in ends.itertuples()]
+    low, high = [marked(row) for row in ends.to_dict("records")]
     return low if low == high else f"{low} to {high}"
 
 
@@ -108,4 +117,4 @@ def mean(rows):
     ends = sorted(set(rows.beyond) - {0})
     if rows.empty or len(ends) == 2:
         return DASH
-    return f"{BEYOND[sum(ends)]}{math.exp(np.log(rows.worth).mean()):.2f}"
+    return marked({"beyond": sum(ends), "worth": math.exp(np.log(rows.worth).mean())})
