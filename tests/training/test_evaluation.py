@@ -1,12 +1,16 @@
 """The means over the batches of an evaluation."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from helpers.variants import config, tokens
+from parts.variant import Variant
 from training import evaluation
 from training.evaluation import EVAL_BLOCKS, halves, mean_loss, measures
-from training.net import Loss
+from training.net import Loss, evaluation_net
 
 
 def batch_sums(means, counts):
@@ -60,3 +64,25 @@ def test_a_row_is_right_if_all_its_targets_are():
     loss, tokens, rows = Loss(model)(x, y, measured=True).tolist()
     assert (tokens, rows) == (4, 2)  # a row without targets is not right
     assert loss == Loss(model)(x, y).item()
+
+
+@pytest.mark.parametrize("device, compiles", [("cpu", False), ("cuda", True)])
+def test_an_evaluation_is_not_compiled_on_a_cpu(device, compiles):
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    model = Variant(config("llama", {}))
+    for block in model.blocks:
+        block.compile(backend=backend)
+    loss = Loss(model)
+    net = evaluation_net(loss, SimpleNamespace(compile=True, device=device))
+    x = tokens(model.config)
+    with torch.no_grad():
+        net(x, x)
+    assert bool(graphs) == compiles
+    loss(x, x)  # a step of training, after the evaluation, is compiled on both
+    assert graphs
