@@ -16,13 +16,14 @@ eval_tokens = 16384  # the last evaluation scores the whole split
 dropout = 0.0
 
 n_layer = 4
-n_head = 4
+n_head = 2
 n_kv_head = 1
 n_embd = 128
 block_size = 256
 multiple_of = 8
 qk_norm = "head"  # helps LLaMA, and pays in time (bench/results/answer)
-attn_extra = "xsa,value_embed"  # worth 0.03 together (bench/results/cpu_race_search.md)
+attn_extra = "xsa,gate_head"  # these and the input skip: bench/results/cpu_race_search.md
+residual = "scaled"  # the input skip
 
 optimizer = "muon"
 learning_rate = 8e-3
