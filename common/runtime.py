@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,12 +216,9 @@ def set_up(device="auto", dtype="auto"):
     """Choose the device and dtype of this process, join the other ranks if torchrun started it, and
     return its Runtime."""
     rank, world_size = find_ranks()
-    if device == "auto":
-        device = find_device()
-        device_reason = f"device {device} (the best one here)"
-    else:
-        device = find_device(device)
-        device_reason = f"device {device}"
+    chosen = " (the best one here)" if device == "auto" else ""
+    device = find_device(device)
+    device_reason = f"device {device}{chosen}"
     kind = device.split(":")[0]
     if world_size > 1:
         if device == "cuda":
@@ -236,6 +234,8 @@ def set_up(device="auto", dtype="auto"):
         dtype_reason = f"dtype {dtype}"
     if kind == "cpu":
         keep_freed_memory()
+        # Norms of queries and keys in bfloat16 take a slower path of torch: no news to the user.
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
     return Runtime(

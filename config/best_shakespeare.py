@@ -1,7 +1,7 @@
 # nanoGPT's GPU result on a laptop: 0.7 M parameters on two CPU cores reach the validation loss of
 # 1.4697 that nanoGPT publishes for 10 M after three minutes on an A100. About three minutes
-# with bfloat16 instructions (AMX or AVX512-BF16), one of them compiling. Longer, with
-# --max_iters=2400 --attn_extra=xsa,value_embed,gate_head, one run ended at 1.4332.
+# with bfloat16 instructions (AMX or AVX512-BF16). What was tried, and longer runs:
+# bench/results/cpu_race_search.md.
 model = "llama"
 out_dir = "out-best-shakespeare"
 dataset = "shakespeare_char"
@@ -30,4 +30,4 @@ learning_rate = 8e-3
 min_lr = 0.0
 warmup_iters = 100
 beta2 = 0.99
-compile = True  # for 45 seconds, and then steps take two thirds of the time
+compile = True  # for half a minute, and then steps take two thirds of the time
