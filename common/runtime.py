@@ -234,7 +234,7 @@ def set_up(device="auto", dtype="auto"):
         dtype_reason = f"dtype {dtype}"
     if kind == "cpu":
         keep_freed_memory()
-        # Norms of queries and keys in bfloat16 take a slower path of torch: no news to the user.
+        # torch warns that bfloat16 queries and keys are normed on a slower path: nothing to mend.
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
