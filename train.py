@@ -373,7 +373,7 @@ def train(run, log):
 
         # Take a step.
         if run.runtime.compile and clock.is_new:
-            log.phase("compiling, which takes about a minute")
+            log.phase("compiling, which takes up to a minute")
         clock.start()
         train_step(run)
         log.advance()

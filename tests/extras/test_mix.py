@@ -12,6 +12,7 @@ import train
 from common.errors import UserError
 from extras import mix
 from extras.mix import BLOCK, MixedBatches, powers, read_weights, shares_of_block
+from helpers import runs
 from helpers.runs import arguments, equal, losses, stop_after, two_ranks
 from helpers.runs import weights as weights_of
 from helpers.texts import message
@@ -232,17 +233,11 @@ def with_pairs(sets):
 
 
 def test_micro_batches_of_pairs_and_text_are_one_batch(with_pairs, tmp_path):
-    """Although the number of targets differs between them."""
-    seen = {}
-    for size in (12, 3, 1):
-        keys = (f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
+    def make(*keys):
         argv = arguments(with_pairs, tmp_path / "run", *keys, "--dataset=p,a", "--max_iters=50")
-        run = mix.make_run(mix.read(argv), train.set_up("cpu", "float32"))
-        mean = run.model(*map(torch.from_numpy, run.samples.get(0, 12)))[1].item()
-        seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
-        assert seen[size][0] == pytest.approx(mean, abs=1e-5)
-    for size in (3, 1):
-        assert seen[size] == pytest.approx(seen[12], abs=1e-5)
+        return mix.make_run(mix.read(argv), train.set_up("cpu", "float32"))
+
+    runs.micro_batches_agree(make)
 
 
 @pytest.mark.slow
@@ -254,8 +249,5 @@ def test_two_ranks_are_one_process(with_pairs, tmp_path):
     process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}", program=("-m", "extras.mix"))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    for key in ("loss", "val_loss", "grad_norm", "bits_per_byte"):
-        a, b = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
-        assert len(a) >= 3 and [step for step, _ in a] == [step for step, _ in b]
-        assert [value for _, value in b] == pytest.approx([value for _, value in a], abs=2e-5)
+    runs.nearly_same_losses(tmp_path / "one", tmp_path / "two")
     assert losses(tmp_path / "one", "samples") == losses(tmp_path / "two", "samples")

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -50,6 +51,26 @@ def same_runs(a, b):
         first = differ[:1] or "one run has more steps"
         assert one == other, f"the first step that differs, and its {key} in both runs: {first}"
     assert equal(weights(a), weights(b)), "the losses agree, but not the tensors of the checkpoints"
+
+
+def nearly_same_losses(a, b, keys=("loss", "val_loss", "grad_norm", "bits_per_byte")):
+    """Check that the rows of two runs differ by rounding alone."""
+    for key in keys:
+        one, other = dict(losses(a, key)), dict(losses(b, key))
+        assert len(one) >= 3 and other == pytest.approx(one, abs=2e-5), key
+
+
+def micro_batches_agree(make):
+    """Check that make(keys) trains alike, however its 12 samples are divided. The first loss is the
+    mean over all targets, although their number differs between micro-batches."""
+    seen = {}
+    for size in (12, 3, 1):
+        run = make(f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
+        mean = run.model(*map(torch.from_numpy, run.samples.get(0, 12)))[1].item()
+        seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
+        assert seen[size][0] == pytest.approx(mean, abs=1e-5)
+    for size in (3, 1):
+        assert seen[size] == pytest.approx(seen[12], abs=1e-5)
 
 
 def stop_after(steps, real=train.train_step):

@@ -321,17 +321,7 @@ def test_bits_per_byte_counts_the_bytes_of_the_answers(pairs_dir, tmp_path):
 
 
 def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path):
-    """Although the number of targets differs between them."""
-    seen = {}
-    for size in (12, 3, 1):
-        keys = (f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
-        run = ready(pairs_dir, tmp_path, *keys)
-        batch = map(torch.from_numpy, run.samples.get(0, 12))
-        mean = run.model(*batch)[1].item()  # over all targets
-        seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
-        assert seen[size][0] == pytest.approx(mean, abs=1e-5)
-    for size in (3, 1):
-        assert seen[size] == pytest.approx(seen[12], abs=1e-5)
+    runs.micro_batches_agree(lambda *keys: ready(pairs_dir, tmp_path, *keys))
 
 
 @pytest.mark.slow
@@ -343,10 +333,7 @@ def test_two_ranks_are_one_process_with_pairs(pairs_dir, tmp_path):
     process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    for key in ("loss", "val_loss", "grad_norm", "bits_per_byte"):
-        a, b = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
-        assert len(a) >= 3 and [step for step, _ in a] == [step for step, _ in b]
-        assert [value for _, value in b] == pytest.approx([value for _, value in a], abs=2e-5)
+    runs.nearly_same_losses(tmp_path / "one", tmp_path / "two")
 
 
 def test_a_tiny_run_learns_the_answers(tmp_path, whole_end, capsys):
