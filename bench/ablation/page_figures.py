@@ -76,9 +76,9 @@ def across(parts, rows):
         own = rows[rows["part"] == part.name].sort_values(["base", "worth"])
         heights = place + np.linspace(-0.36, 0.36, len(own) + 2)[1:-1]
         for row, y in zip(own.to_dict("records"), heights, strict=True):
-            style = style_of_setting(row)
-            axes.plot([row["low"], row["high"]], [y, y], color=style["color"], linewidth=1.2)
-            axes.plot(row["worth"], y, markersize=4, **style)
+            color = BLUE if row["base"] == "gpt2" else RED
+            axes.plot([row["low"], row["high"]], [y, y], color=color, linewidth=1.2)
+            axes.plot(row["worth"], y, "o", color=color, markersize=4)
         axes.plot(np.exp(part.effect.mean), place, "D", color=INK, markersize=5, zorder=5)
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.set(
@@ -92,27 +92,11 @@ def across(parts, rows):
     ticks = [k for k in TICKS if low <= k <= high]
     log_axis(axes, ticks, [f"{k:g}" for k in ticks])
     axes.set_xlim(low, high)
-    labels = {  # a row's style, by base, text and optimizer
-        "LLaMA": ("llama", "", "muon"),
-        "GPT-2": ("gpt2", "", "muon"),
-        "plays": ("", "plays", "muon"),
-        "Python files": ("", "python", "muon"),
-        "AdamW": ("", "plays", "adamw"),
-    }
-    handles = []
-    for label, values in labels.items():
-        style = style_of_setting(dict(zip(("base", "text", "optimizer"), values, strict=True)))
-        handles.append(Line2D([], [], label=label, linestyle="", **style))
-    handles.append(Line2D([], [], label="mean", color=INK, marker="D", linestyle=""))
-    handles.append(Line2D([], [], label="new setting", color=FAINT, linewidth=7))
+    handles = [
+        Line2D([], [], label="in GPT-2", color=BLUE, marker="o"),
+        Line2D([], [], label="in LLaMA", color=RED, marker="o"),
+        Line2D([], [], label="mean", color=INK, marker="D", linestyle=""),
+        Line2D([], [], label="new setting", color=FAINT, linewidth=7),
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return figure
-
-
-def style_of_setting(row):
-    """The mark of a setting: a colour for its base, a shape for its text, open for AdamW."""
-    color = {"gpt2": BLUE, "llama": RED}.get(row["base"], GREY)
-    style = {"color": color, "marker": {"plays": "o", "python": "s"}.get(row["text"], "D")}
-    if row["optimizer"] == "adamw":
-        style["markerfacecolor"] = "white"
-    return style
