@@ -27,7 +27,7 @@ from bench.ablation import (
 )
 from bench.ablation.estimates import WORDS, Estimate, Setting
 from bench.settings import held_out, worths
-from bench.settings.table import span, times
+from bench.settings.table import span
 from common.files import write as write_file
 
 CUT = math.log(10)  # of a figure's axis
@@ -45,7 +45,6 @@ class Part:
     claims: list  # (text, effect on the loss, source, address)
     published: list  # of (worth in tokens, source)
     effect: effects.Effect | None = None  # over the planned settings; None if it ran in none
-    in_base: dict = field(default_factory=dict)  # {base: Effect} over the settings of a base
     depends: list = field(default_factory=list)  # factors
     rows: list = field(default_factory=list)  # of worths.csv, that its chart shows
 
@@ -136,9 +135,9 @@ def multiple(value, low, high):
 class Page:
     """The content of the page, for the templates. sections: {folder below the answer: Section}.
     planned: [worths.Measured] of the planned settings that have run, and of their test. tested:
-    {"predictions", "gpt2", "llama": [Prediction]} of the settings of the test, once they ran."""
+    [Prediction] of the settings of the test."""
 
-    def __init__(self, config, sections, planned=(), tested=None):
+    def __init__(self, config, sections, planned=(), tested=()):
         self.config = config
         self.planned = planned
         self.sweeps = []
@@ -151,12 +150,6 @@ class Page:
         self.worths += worths.table(planned, held_out=True)[1]
         self.n_settings = len(set(self.columns["setting"]))
         fitted = {found.part: found for found in effects.fit(self.columns)}
-        in_base = {}
-        by_base = []  # of each setting, predicted from the others of its base
-        for base in held_out.BASES:
-            columns, _ = worths.table(worths.of_base(planned, base))
-            in_base[base] = {found.part: found for found in effects.fit(columns)}
-            by_base += predictions.leave_one_out(columns)
         self.levels = None  # of the factors, once the settings can tell them apart
         depends = {}
         if self.n_settings >= factors.ENOUGH:
@@ -168,7 +161,6 @@ class Page:
             part = self.part(name, **facts)
             part.effect = fitted.get(name)
             part.depends = depends.get(name, [])
-            part.in_base = {base: found.get(name) for base, found in in_base.items()}
             self.parts.append(part)
         self.unmeasured = [p.name for p in self.parts if not (p.effect or p.estimates)]
         self.parts = [part for part in self.parts if part.name not in self.unmeasured]
@@ -179,15 +171,11 @@ class Page:
         self.others = sorted((part for part in self.parts if not part.effect), key=order)
         self.scores = {}  # {what was predicted: its scores}
         if tested:
-            self.scores["the settings of the test"] = predictions.scores(tested["predictions"])
-            of_base = tested["gpt2"] + tested["llama"]
-            self.scores["the same from settings of their base"] = predictions.scores(of_base)
+            self.scores["the settings of the test"] = predictions.scores(tested)
         left_out = predictions.leave_one_out(self.columns)
         if left_out:
             shares = {"brier_shares": predictions.brier_of_shares(left_out)}
             self.scores["each setting from the others"] = predictions.scores(left_out) | shares
-        if by_base:
-            self.scores["from the others of its base"] = predictions.scores(by_base)
 
     def rows_of(self, part):
         """The rows that a part's chart shows: of the planned settings if it ran there, else of the
@@ -208,6 +196,11 @@ class Page:
             shown = {"name": name, "level": page_worths.word(level), "logs": logs}
             found.append(row | shown)
         return sorted(found, key=lambda row: (row["level"], row["worth"]))
+
+    def worth_in(self, part, base):
+        """The mean worth of a part in the planned settings of a base, as a text."""
+        rows = self.rows[(self.rows["part"] == part.name) & (self.rows["planned"] == 1)]
+        return page_worths.mean(rows[rows["base"] == base])
 
     def part(self, name, swap, claims, into=None, out_of=None):
         """The Part of an entry of the config."""
@@ -246,7 +239,6 @@ def values_of(page, pictures, reports):
         "marked": page_worths.marked,
         "tables": tables,
         "span": span,
-        "times": times,
         "multiple": multiple,
         "chance": chance,
         "beside": beside,

@@ -26,48 +26,51 @@ from common import files
 from common.configurator import print_help
 from common.errors import UserError, run
 
-BASES = ("gpt2", "llama")
 SETTINGS = files.ROOT / "bench/results/answer/settings"
 
 
 def predict(measured):
-    """{part: the fields of its Prediction} from some measured settings, without an end that is
-    open. The interval contains the error of a run as it is known now: the median over settings."""
+    """The predictions from some measured settings, as the content of the file. The interval of a
+    part contains the error of a run as it is known now: the median over the settings."""
     columns = effects.columns_of(worths.table(measured)[0])
     predictions = {}
     for part, model in effects.posteriors(columns).items():
         if len(model.rows["se"]) < effects.LEAST_SETTINGS:
             continue
         low, high = model.interval(se=float(np.median(model.rows["se"])))
-        chances = {"p_helps": 1 - model.below(0), "p_within": model.inside(effects.WITHIN)}
-        ends = {"low": low, "high": high}
-        predictions[part] = {key: end for key, end in ends.items() if math.isfinite(end)} | chances
-    return predictions
+        predictions[part] = {
+            "low": low if math.isfinite(low) else None,
+            "high": high if math.isfinite(high) else None,
+            "p_helps": 1 - model.below(0),
+            "p_within": model.inside(effects.WITHIN),
+        }
+    return {"settings": [each.name for each in measured], "predictions": predictions}
 
 
 def scored(folder):
-    """{"predictions", "gpt2", "llama": [Prediction]} of the parts in the settings of the test, as
-    they were written before: from all settings, and from those of one base. {} before the test."""
+    """[Prediction] of the parts in the settings of the test that have run, as they were written
+    before; [] where nothing was predicted."""
     path = Path(folder) / PREDICTIONS
-    measured = worths.load(folder)
-    if not (path.exists() and worths.table(measured, held_out=True)[1]):
-        return {}
-    content = files.read_json(path, "restore it: it was written before the test")
-    found = {"predictions": scored_by(content["predictions"], measured)}
-    for base in BASES:
-        found[base] = scored_by(content[base], worths.of_base(measured, base))
-    return found
-
-
-def scored_by(predicted, measured):
-    """The [Prediction] of some Measured settings of the test: predicted as `predict` returns it."""
-    _, found = worths.table(measured, held_out=True)
+    if not path.exists():
+        return []
+    predicted = files.read_json(path, "restore it: it was written before the test")["predictions"]
+    _, found = worths.table(worths.load(folder), held_out=True)
     predictions = []
     for worth in found:
         if worth.part in predicted:
-            model = {"low": -math.inf, "high": math.inf} | predicted[worth.part]
-            model |= {"log_worth": worth.log_worth, "censored": worth.censored}
-            predictions.append(Prediction(worth.part, worth.setting, **model))
+            model = predicted[worth.part]
+            predictions.append(
+                Prediction(
+                    part=worth.part,
+                    setting=worth.setting,
+                    low=-math.inf if model["low"] is None else model["low"],
+                    high=math.inf if model["high"] is None else model["high"],
+                    p_helps=model["p_helps"],
+                    p_within=model["p_within"],
+                    log_worth=worth.log_worth,
+                    censored=worth.censored,
+                )
+            )
     return predictions
 
 
@@ -81,9 +84,7 @@ def main(argv):
         fix = f"keep {PREDICTIONS} as it is"
         raise UserError("the test has run, and nothing is predicted after it", ", ".join(test), fix)
     admitted = [each for each in measured if each.admitted]
-    content = {"settings": [each.name for each in admitted], "predictions": predict(admitted)}
-    for base in BASES:
-        content[base] = predict(worths.of_base(admitted, base))
+    content = predict(admitted)
     if not content["predictions"]:
         fix = f"measure {effects.LEAST_SETTINGS} of config/answer/settings.py first"
         raise UserError("too few settings have run for a prediction", folder, fix)

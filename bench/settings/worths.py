@@ -100,11 +100,6 @@ def load(folder):
     return measured
 
 
-def of_base(measured, base):
-    """Those of some Measured whose base is gpt2 or llama."""
-    return [each for each in measured if each.facts["factors"]["base"] == base]
-
-
 # ---------------------------------------------------------------- worths
 
 

@@ -18,7 +18,7 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path):
         write_setting(tmp_path, name, MEANS)
     with pytest.raises(UserError, match="too few settings"):
         held_out.main([str(tmp_path)])
-    assert held_out.scored(tmp_path) == {}
+    assert held_out.scored(tmp_path) == []
     for name in ("d", "e", "f"):
         write_setting(tmp_path, name, MEANS)
     held_out.main([str(tmp_path)])
@@ -27,14 +27,11 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path):
     assert list(content["predictions"]) == list(MEANS)
     assert content["predictions"]["Large"]["p_helps"] > 0.95
     assert content["predictions"]["Harm"]["p_helps"] < 0.05
-    assert content["gpt2"] == content["predictions"] and content["llama"] == {}
-    assert held_out.scored(tmp_path) == {}  # nothing has run
+    assert held_out.scored(tmp_path) == []  # nothing has run
 
     write_setting(tmp_path, "h1", MEANS, test=True)
     write_setting(tmp_path, "h2", {part: mean + 2 for part, mean in MEANS.items()}, test=True)
-    found = held_out.scored(tmp_path)
-    assert found["gpt2"] == found["predictions"] and found["llama"] == []
-    scored = {(each.setting, each.part): each for each in found["predictions"]}
+    scored = {(each.setting, each.part): each for each in held_out.scored(tmp_path)}
     assert len(scored) == 8
     assert scored["h1", "Large"].covered and scored["h1", "Large"].called
     assert not scored["h2", "None"].covered

@@ -32,8 +32,8 @@ def write_setting(folder, name, means, test=False, factors=None):
         taken_out = part == "RoPE" and (factors or {}).get("base") == "llama"
         worth = (mean + random.normal(0, 0.03)) * (-1 if taken_out else 1)
         add(part, 1.0, 2 - 0.2 * worth, "arm", 1, taken_out)
-    facts = {"setting": name, "held_out": test, "factors": factors or {"base": "gpt2"}}
-    facts |= {"best_rate": 0.01, "tokens": 1_000_000, "admission": {"admitted": True}, "arms": arms}
+    facts = {"setting": name, "held_out": test, "factors": factors or {}, "best_rate": 0.01}
+    facts |= {"tokens": 1_000_000, "admission": {"admitted": True}, "arms": arms}
     (folder / name).mkdir(parents=True)
     (folder / name / "settings.json").write_text(json.dumps(facts))
     text = "".join(json.dumps(line) + "\n" for line in lines)
