@@ -202,6 +202,17 @@ class Page:
         rows = self.rows[(self.rows["part"] == part.name) & (self.rows["planned"] == 1)]
         return page_worths.mean(rows[rows["base"] == base])
 
+    def more_with(self, part):
+        """The level of each factor that a part depends on with which it is worth more, by the means
+        over the settings, as a text."""
+        rows = self.rows[(self.rows["part"] == part.name) & (self.rows["planned"] == 1)]
+        found = []
+        for factor in part.depends:
+            levels = rows["setting"].map(self.levels[factor])
+            level = page_worths.word(np.log(rows["worth"]).groupby(levels).mean().idxmax())
+            found.append(f"{factor} {level}" if level[0].isdigit() else level)
+        return ", ".join(found)
+
     def part(self, name, swap, claims, into=None, out_of=None):
         """The Part of an entry of the config."""
         estimates = []

@@ -52,6 +52,7 @@ def texts_of(scores):
         "outside their 95 % interval": f"{outside:.0f} of {scores['n']}",
         "share inside [95 %, by setting]": f"{scores['coverage']:.2f}{ends}",
         "wrong among the called": f"{wrong:.0f} of {scores['called']}",
+        "the called parts": ", ".join(scores["parts_called"]) or DASH,
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
         "Brier score of the share elsewhere": number(scores.get("brier_shares"), ".3f"),
         "Brier score of the best constant": f"{scores['brier_constant']:.3f}",

@@ -83,7 +83,7 @@ def predict(known, new):
 def scores(predictions):
     """What predictions are worth, as a dictionary: n; coverage with its 95 % interval clustered by
     setting; the Brier score of P(helps), and the least that a constant could reach; how many signs
-    were called, and the share of these that were wrong."""
+    were called, of which parts, and the share of these that were wrong."""
     helps = np.array([each.helps for each in predictions], float)
     p_helps = np.array([each.p_helps for each in predictions])
     covered = np.array([each.covered for each in predictions], float)
@@ -100,6 +100,7 @@ def scores(predictions):
         "brier": np.mean((p_helps - helps) ** 2),
         "brier_constant": helps.mean() * (1 - helps.mean()),
         "called": int(called.sum()),
+        "parts_called": sorted({each.part for each in predictions if each.called}),
         "wrong": wrong[called].mean() if called.any() else np.nan,
     }
 
