@@ -46,7 +46,8 @@ def answer():
     first, _, _ = ANSWER.read_text(encoding="utf-8").partition("\n## ")
     rows = [line.strip("| ").split(" | ") for line in first.splitlines() if line.startswith("| ")]
     shown = [["change", "helped in", "worth on average", "chance in a new setting"]]
-    for change, part in CHANGES.items():
+    *five, _ = CHANGES.items()
+    for change, part in five:
         for _, verdict, count, mean, _, chance, *_ in [row for row in rows if row[0] == part]:
             known = chance != "–"  # else too few settings
             worth = f"{mean.split()[0]} ×" if known else ""

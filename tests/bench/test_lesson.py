@@ -75,6 +75,9 @@ def test_what_the_pages_say_in_words(table):
         assert 0.85 < mean < 1.2 and each.min() < 1 < each.max(), "by some per cent"
         assert mean < np.exp(np.log(rope).mean()) / 1.2, "most of the gain is one change"
     assert 0.95 < np.exp(np.log(worth["RMSNorm"]).mean()) < 1.05, "hardly anything"
+    five = np.log(worth["All five together"]).mean()
+    assert abs(five - np.log(rope).mean()) < 0.15, "about as much alone as all five together"
+    assert abs(five - sum(np.log(each).mean() for each in (rope, *four))) < 0.1, "nearly"
     medians = table[~table.part.isin(lesson.CHANGES.values())].groupby("part").worth.median()
     assert medians.idxmax() == "Muon"
     timed = [table[table.part == part] for part in re.findall("<!--step_time (.*?)-->", PAGE)]
