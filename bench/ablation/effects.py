@@ -3,8 +3,8 @@ What a part is worth over settings, and in a setting that nobody has measured: r
 
     log worth of a part in a setting = the part's mean + normal(tau of the part) + normal(se)
 
-The tau of all parts share a log-normal prior whose own parameters are averaged by their likelihood
-(empirical Bayes), so that four settings suffice. A grid over tau and mean makes each probability a
+The tau of all parts share a log-normal prior whose own parameters are averaged by their likelihood,
+so that four settings suffice. A grid over tau and mean makes each probability a
 sum; the mean's prior is flat, which is REML. The prediction for a new setting is the mixture of
 normal(mean, tau) over that grid. Parts are judged one by one, so an error of the base that all arms
 of a setting share belongs into se.
@@ -35,7 +35,7 @@ class Effect:
     part: str
     n_settings: int
     n_helps: int  # settings in which its worth is above 1
-    mean: float = np.nan
+    mean: float = np.nan  # or the end of its interval that is known, where the other is open
     mean_low: float = np.nan  # 95 % interval of the mean over settings; infinite where it is open
     mean_high: float = np.nan
     new_low: float = np.nan  # 95 % prediction interval of a new setting
@@ -58,6 +58,10 @@ def fit(worths, within=WITHIN):
         if effect.n_settings >= LEAST_SETTINGS:
             effect.mean = posterior.quantile(0.5, new=False)
             effect.mean_low, effect.mean_high = posterior.interval(new=False)
+            if effect.mean_high == np.inf:
+                effect.mean = effect.mean_low
+            elif effect.mean_low == -np.inf:
+                effect.mean = effect.mean_high
             effect.new_low, effect.new_high = posterior.interval()
             effect.p_helps = 1 - posterior.below(0)
             effect.p_within = posterior.inside(within)
@@ -122,13 +126,13 @@ def posteriors(worths):
     columns = columns_of(worths)
     rows = {}
     for part in dict.fromkeys(columns["part"]):
-        own = columns["part"] == part
-        rows[str(part)] = {key: values[own] for key, values in columns.items()}
+        is_part = columns["part"] == part
+        rows[str(part)] = {key: values[is_part] for key, values in columns.items()}
     if not rows:
         return {}
-    unit = np.sqrt(np.mean([spread(own) ** 2 for own in rows.values()]))
+    unit = np.sqrt(np.mean([spread(part_rows) ** 2 for part_rows in rows.values()]))
     taus = TAUS[:, None] * max(unit, 1e-9)  # where all worths are equal and without an error
-    grids = [grid(own, taus) for own in rows.values()]
+    grids = [grid(part_rows, taus) for part_rows in rows.values()]
 
     z = (np.log(TAUS) - CENTERS[:, None, None]) / WIDTHS[:, None]
     priors = np.exp(-(z**2) / 2).reshape(-1, len(TAUS))
@@ -136,11 +140,11 @@ def posteriors(worths):
     likelihood = np.array([np.exp(logsumexp(each, 1) - each.max()) for *_, each in grids])
     marginal = likelihood @ priors.T  # [parts, priors]
     evidence = np.log(marginal).sum(0)
-    share = np.exp(evidence - evidence.max())  # of each prior, by all parts
+    prior_weights = np.exp(evidence - evidence.max())  # by all parts
 
     found = {}
-    for part, (means, errors, log_likelihood), own in zip(rows, grids, marginal, strict=True):
-        prior = (share / own) @ priors
+    for part, (means, errors, log_likelihood), evidence in zip(rows, grids, marginal, strict=True):
+        prior = (prior_weights / evidence) @ priors  # without this part's own evidence
         weights = np.exp(log_likelihood - log_likelihood.max()) * prior[:, None]
         weights /= weights.sum()
         found[part] = Posterior(rows[part], taus, means, errors, weights, prior)

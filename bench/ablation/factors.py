@@ -20,7 +20,8 @@ def levels_of(measured, settings):
 
 
 def depends_on(worths, factors):
-    """{part: [factor]}: the factors whose main effect on the log worth of a part is decided.
+    """{part: {factor: the level with which it is worth more}} of the factors whose main effect on
+    the log worth of a part is decided.
     worths: as effects.fit takes them. factors: {factor: {setting: level}}, or a pandas table with a
     row for each setting. Only factors of two levels are judged, and none of a part whose settings
     are too few to tell them apart."""
@@ -33,21 +34,26 @@ def depends_on(worths, factors):
             if len(set(levels)) == 2:
                 signs[factor] = np.array([level == levels[0] for level in levels]) - 0.5
         design = np.column_stack([np.ones(len(settings)), *signs.values()])
-        found[part] = []
+        found[part] = {}
         if np.linalg.matrix_rank(design) == 1 + len(signs) < len(settings):
             for factor, sign in signs.items():
-                if is_decided(posterior, sign, ERROR / len(signs)):
-                    found[part].append(factor)
+                more = more_with(posterior, sign, ERROR / len(signs))
+                if more:
+                    found[part][factor] = factors[factor][settings[list(sign).index(more)]]
     return found
 
 
-def is_decided(posterior, sign, error):
-    """Whether the sign of a factor's effect is known. The effect has a flat prior; the part's own
-    mean and tau are integrated out. sign: 0.5 or -0.5 for each setting."""
+def more_with(posterior, sign, error):
+    """The sign of the level with which a part is worth more; 0 if that is not decided. The effect
+    has a flat prior; the part's own mean and tau are integrated out. sign: 0.5 or -0.5 for each
+    setting."""
     evidence = []
     for shift in SHIFTS * effects.spread(posterior.rows):
         *_, log_likelihood = effects.grid(posterior.rows, posterior.taus, STEPS, shift * sign)
         evidence.append(logsumexp(logsumexp(log_likelihood, 1) + np.log(posterior.prior)))
     weights = np.exp(evidence - max(evidence))
     weights /= weights.sum()
-    return max(weights[SHIFTS < 0].sum(), weights[SHIFTS > 0].sum()) > 1 - error / 2
+    for level in (0.5, -0.5):
+        if weights[SHIFTS * level > 0].sum() > 1 - error / 2:
+            return level
+    return 0

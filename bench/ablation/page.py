@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import matplotlib
 import numpy as np
+import pandas as pd
 
 from bench.ablation import (
     effects,
@@ -45,7 +46,7 @@ class Part:
     claims: list  # (text, effect on the loss, source, address)
     published: list  # of (worth in tokens, source)
     effect: effects.Effect | None = None  # over the planned settings; None if it ran in none
-    depends: list = field(default_factory=list)  # factors
+    depends: dict = field(default_factory=dict)  # {factor: the level with which it is worth more}
     rows: list = field(default_factory=list)  # of worths.csv, that its chart shows
 
     def within(self, base):
@@ -125,8 +126,12 @@ def chance(p):
 
 
 def multiple(value, low, high):
-    """A worth with its interval, from their logs, as a text."""
-    return tables.interval(*np.exp([value, low, high]), "{:.2f}".format).replace("inf", "∞")
+    """A worth with its interval, from their logs, as a text: one end where the other is open."""
+    if high == math.inf:
+        return f">{np.exp(low):.2f}"
+    if low == -math.inf:
+        return f"<{np.exp(high):.2f}"
+    return tables.interval(*np.exp([value, low, high]), "{:.2f}".format)
 
 
 # ---------------------------------------------------------------- the content of the page
@@ -146,7 +151,9 @@ class Page:
                 self.sweeps.append(Setting(base, name, sections[folder]))
         self.admitted = [sweep for sweep in self.sweeps if sweep.admitted]
 
-        self.columns, self.worths = worths.table(planned)
+        columns, self.worths = worths.table(planned)
+        self.columns = pd.DataFrame(columns)  # of the parts that the page shows
+        self.columns = self.columns[self.columns["part"].isin(config["parts"])]
         self.worths += worths.table(planned, held_out=True)[1]
         self.n_settings = len(set(self.columns["setting"]))
         fitted = {found.part: found for found in effects.fit(self.columns)}
@@ -160,7 +167,7 @@ class Page:
         for name, facts in config["parts"].items():
             part = self.part(name, **facts)
             part.effect = fitted.get(name)
-            part.depends = depends.get(name, [])
+            part.depends = depends.get(name, {})
             self.parts.append(part)
         self.unmeasured = [p.name for p in self.parts if not (p.effect or p.estimates)]
         self.parts = [part for part in self.parts if part.name not in self.unmeasured]
@@ -170,9 +177,11 @@ class Page:
         self.answers = sorted((part for part in self.parts if part.effect), key=order)
         self.others = sorted((part for part in self.parts if not part.effect), key=order)
         self.scores = {}  # {what was predicted: its scores}
+        single = [name for name in config["parts"] if name != page_tables.TOGETHER]
+        tested = [each for each in tested if each.part in single]
         if tested:
             self.scores["the settings of the test"] = predictions.scores(tested)
-        left_out = predictions.leave_one_out(self.columns)
+        left_out = predictions.leave_one_out(self.columns[self.columns["part"].isin(single)])
         if left_out:
             shares = {"brier_shares": predictions.brier_of_shares(left_out)}
             self.scores["each setting from the others"] = predictions.scores(left_out) | shares
@@ -184,7 +193,7 @@ class Page:
         of_part = self.rows["part"] == part.name
         own = self.rows[of_part & ((self.rows["planned"] > 0) == bool(part.effect))]
         facts = {each.name: each.facts for each in self.planned}
-        factor = (part.depends or ["base"])[0]
+        factor = next(iter(part.depends), "base")
         found = []
         for row in own.to_dict("records"):
             name = row["setting"]
@@ -201,17 +210,6 @@ class Page:
         """The mean worth of a part in the planned settings of a base, as a text."""
         rows = self.rows[(self.rows["part"] == part.name) & (self.rows["planned"] == 1)]
         return page_worths.mean(rows[rows["base"] == base])
-
-    def more_with(self, part):
-        """The level of each factor that a part depends on with which it is worth more, by the means
-        over the settings, as a text."""
-        rows = self.rows[(self.rows["part"] == part.name) & (self.rows["planned"] == 1)]
-        found = []
-        for factor in part.depends:
-            levels = rows["setting"].map(self.levels[factor])
-            level = page_worths.word(np.log(rows["worth"]).groupby(levels).mean().idxmax())
-            found.append(f"{factor} {level}" if level[0].isdigit() else level)
-        return ", ".join(found)
 
     def part(self, name, swap, claims, into=None, out_of=None):
         """The Part of an entry of the config."""
@@ -250,6 +248,7 @@ def values_of(page, pictures, reports):
         "marked": page_worths.marked,
         "tables": tables,
         "span": span,
+        "word": page_worths.word,
         "multiple": multiple,
         "chance": chance,
         "beside": beside,

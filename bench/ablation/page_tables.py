@@ -11,13 +11,14 @@ from bench.ablation.page_worths import word
 from bench.ablation.tables import DASH, known, number
 
 LEAST_PARTS = 5  # for a rank correlation
+TOGETHER = "All five together"  # never scored beside its own parts
 CHANGES = {  # from GPT-2 to LLaMA: the part of config/answer/page.py
     "learned positions → RoPE": "RoPE",
     "GELU → SwiGLU": "SwiGLU",
     "LayerNorm → RMSNorm": "RMSNorm",
     "biases → none": "No biases",
     "tied → untied head": "Untied head",
-    "all five together": "All five together",
+    "all five together": TOGETHER,
 }
 
 
@@ -27,7 +28,7 @@ def tiles(page):
     numbers = [str(page.n_settings)]
     for scores in list(page.scores.values())[:1]:
         texts = texts_of(scores)
-        numbers += [texts["outside their 95 % interval"], texts["wrong among the called"]]
+        numbers += [texts["outside their 95 % interval"], texts["wrong among helps and hurts"]]
     return numbers
 
 
@@ -51,8 +52,8 @@ def texts_of(scores):
         "settings": f"{scores['settings']}",
         "outside their 95 % interval": f"{outside:.0f} of {scores['n']}",
         "share inside [95 %, by setting]": f"{scores['coverage']:.2f}{ends}",
-        "wrong among the called": f"{wrong:.0f} of {scores['called']}",
-        "the called parts": ", ".join(scores["parts_called"]) or DASH,
+        "wrong among helps and hurts": f"{wrong:.0f} of {scores['called']}",
+        "parts with helps or hurts": ", ".join(scores["parts_called"]) or DASH,
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
         "Brier score of the share elsewhere": number(scores.get("brier_shares"), ".3f"),
         "Brier score of the best constant": f"{scores['brier_constant']:.3f}",
@@ -71,8 +72,10 @@ def steps_of(rows):
     shown = {change: rows[rows["part"] == part] for change, part in CHANGES.items()}
     *five, _ = CHANGES.values()
     groups = rows[rows["part"].isin(five)].groupby(["base", "setting"], as_index=False)
-    product = groups.agg(part=("part", "size"), worth=("worth", "prod"), beyond=("beyond", "sum"))
-    product["beyond"] = product["beyond"].clip(-1, 1)
+    ends = {"low": ("beyond", "min"), "high": ("beyond", "max")}
+    product = groups.agg(part=("part", "size"), worth=("worth", "prod"), **ends)
+    product = product[product["low"] * product["high"] >= 0]  # else it is not known
+    product["beyond"] = (product["low"] + product["high"]).clip(-1, 1)
     shown["the five multiplied"] = product[product["part"] == len(five)]
     made = []
     for change, own in shown.items():
@@ -130,7 +133,8 @@ def card_table(page, part):
 
 def factors_table(page):
     """The worth of each part at one level of each factor over its worth at the other, by the means
-    over the planned settings; a star marks the factors that the part depends on."""
+    over the planned settings. A ~ marks parts with a worth beyond a curve, which counts as its end;
+    a star the factors that the part depends on."""
     levels = page.levels
     if levels is None:
         return None
@@ -141,12 +145,13 @@ def factors_table(page):
             continue
         own = frame[frame["part"] == part.name]
         row = {"part": part.name}
+        about = "~" if own["censored"].any() else ""
         for factor in levels:
             low, high = sorted(levels[factor].unique())
             means = own.groupby(factor)["log_worth"].mean()
             ratio = number(math.exp(means.get(high, math.nan) - means.get(low, math.nan)), ".2f")
             star = " *" if factor in part.depends else ""
-            row[f"{factor}: {word(high)}\u00a0÷\u00a0{word(low)}"] = f"{ratio}{star}"
+            row[f"{factor}: {word(high)}\u00a0÷\u00a0{word(low)}"] = f"{about}{ratio}{star}"
         rows.append(row)
     return pd.DataFrame(rows)
 

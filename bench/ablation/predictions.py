@@ -116,10 +116,10 @@ def brier_of_shares(predictions):
 
 
 def clustered_interval(values, clusters):
-    """The 95 % interval of the mean of shares, whose clusters are independent: t over the means of
-    the clusters, cut at 0 and 1. nan with one cluster."""
+    """The 95 % interval of the mean of shares, as if their clusters were independent: t over the
+    means of the clusters, cut at 0 and 1. nan where the clusters do not differ."""
     means = np.array([values[clusters == cluster].mean() for cluster in dict.fromkeys(clusters)])
-    if len(means) < 2:
+    if len(means) < 2 or not means.std():
         return np.nan, np.nan
     half = stdtrit(len(means) - 1, 0.975) * means.std(ddof=1) / np.sqrt(len(means))
     return max(0.0, means.mean() - half), min(1.0, means.mean() + half)

@@ -16,10 +16,9 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
-
 from bench.ablation import effects
 from bench.ablation.predictions import Prediction
+from bench.ablation.worth import Z
 from bench.settings import worths
 from bench.settings.plan import PREDICTIONS
 from common import files
@@ -30,17 +29,18 @@ SETTINGS = files.ROOT / "bench/results/answer/settings"
 
 
 def predict(measured):
-    """The predictions from some measured settings, as the content of the file. The interval of a
-    part contains the error of a run as it is known now: the median over the settings."""
+    """The predictions from some measured settings, as the content of the file: of each part the
+    median of its log worth in a new setting and the 95 % interval, both without the error of a run,
+    which is not known yet; an end that is open is left out."""
     columns = effects.columns_of(worths.table(measured)[0])
     predictions = {}
     for part, model in effects.posteriors(columns).items():
         if len(model.rows["se"]) < effects.LEAST_SETTINGS:
             continue
-        low, high = model.interval(se=float(np.median(model.rows["se"])))
-        predictions[part] = {
-            "low": low if math.isfinite(low) else None,
-            "high": high if math.isfinite(high) else None,
+        low, high = model.interval()
+        ends = {"low": low, "high": high}
+        predictions[part] = {key: end for key, end in ends.items() if math.isfinite(end)} | {
+            "median": model.quantile(0.5),
             "p_helps": 1 - model.below(0),
             "p_within": model.inside(effects.WITHIN),
         }
@@ -49,7 +49,8 @@ def predict(measured):
 
 def scored(folder):
     """[Prediction] of the parts in the settings of the test that have run, as they were written
-    before; [] where nothing was predicted."""
+    before; [] where nothing was predicted. The error of a run widens each half of an interval as
+    if both were normal."""
     path = Path(folder) / PREDICTIONS
     if not path.exists():
         return []
@@ -58,19 +59,13 @@ def scored(folder):
     predictions = []
     for worth in found:
         if worth.part in predicted:
-            model = predicted[worth.part]
-            predictions.append(
-                Prediction(
-                    part=worth.part,
-                    setting=worth.setting,
-                    low=-math.inf if model["low"] is None else model["low"],
-                    high=math.inf if model["high"] is None else model["high"],
-                    p_helps=model["p_helps"],
-                    p_within=model["p_within"],
-                    log_worth=worth.log_worth,
-                    censored=worth.censored,
-                )
-            )
+            model = {"low": -math.inf, "high": math.inf} | predicted[worth.part]
+            median = model.pop("median")
+            error = Z * worth.se
+            model["low"] = median - math.hypot(median - model["low"], error)
+            model["high"] = median + math.hypot(model["high"] - median, error)
+            model |= {"log_worth": worth.log_worth, "censored": worth.censored}
+            predictions.append(Prediction(worth.part, worth.setting, **model))
     return predictions
 
 
@@ -79,10 +74,9 @@ def main(argv):
     print_help(argv, __doc__, [])
     folder = Path(argv[0]) if argv else SETTINGS
     measured = worths.load(folder)
-    test = [each.name for each in measured if each.facts["held_out"]]
-    if test:
-        fix = f"keep {PREDICTIONS} as it is"
-        raise UserError("the test has run, and nothing is predicted after it", ", ".join(test), fix)
+    if (folder / PREDICTIONS).exists() or any(each.facts["held_out"] for each in measured):
+        what = "the predictions are written once, before the test runs"
+        raise UserError(what, folder / PREDICTIONS, "keep them as they are")
     admitted = [each for each in measured if each.admitted]
     content = predict(admitted)
     if not content["predictions"]:

@@ -84,7 +84,8 @@ class Part:
 
     def fits(self, values):
         """Whether it can be measured in the base with these values."""
-        return all(values[key] == value for key, value in self.only.items())
+        known = vars(base_model(values)) | values
+        return all(known.get(key) == value for key, value in self.only.items())
 
     def is_in(self, values):
         """Whether the base with these values has the part already."""
@@ -172,7 +173,7 @@ def chosen_settings(settings, typed):
     test = [setting for setting in settings if setting.held_out]
     if typed is None:
         return planned
-    if typed.isdigit():
+    if typed.isdigit() and int(typed):
         return planned[: int(typed)]
     if typed == HELD_OUT:
         return test

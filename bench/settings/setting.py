@@ -77,8 +77,8 @@ class Job:
 
 
 def key_of(row):
-    """What identifies a row: its code, configuration, rate and seed."""
-    names = ("code_hash", "config_hash", "purpose", "learning_rate", "seed")
+    """What identifies a row: its arm, code, configuration, rate and seed."""
+    names = ("arm", "code_hash", "config_hash", "purpose", "learning_rate", "seed")
     return digest([row[name] for name in names])
 
 

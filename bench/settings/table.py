@@ -26,12 +26,11 @@ def show(folder, parts):
     for effect in found:
         table.add_row(*cells(effect))
     Console(width=WIDTH, highlight=False).print(table)
-    admitted = sum(each.admitted for each in measured)
     say(
-        f"{admitted} settings. A worth is a multiple of tokens: without the part, a model needs "
-        "so many times the tokens. 'new setting' is where 95 of 100 new settings lie."
+        "A worth is a multiple of tokens: without the part, a model needs so many times the tokens."
+        " 'new setting' is where 95 of 100 new settings lie."
     )
-    if admitted < effects.LEAST_SETTINGS:
+    if min(effect.n_settings for effect in found) < effects.LEAST_SETTINGS:
         say(f"Nothing is predicted from fewer than {effects.LEAST_SETTINGS} settings.")
 
 

@@ -215,11 +215,5 @@ def table(measured, held_out=False):
     settings, or of those that are held out for the test."""
     chosen = [each for each in measured if each.facts["held_out"] == held_out]
     found = [worth for each in chosen if each.admitted for worth in worths_of(each)]
-    columns = {
-        "part": [worth.part for worth in found],
-        "setting": [worth.setting for worth in found],
-        "log_worth": [worth.log_worth for worth in found],
-        "se": [worth.se for worth in found],
-        "censored": [worth.censored for worth in found],
-    }
-    return columns, found
+    names = ("part", "setting", "log_worth", "se", "censored")
+    return {name: [getattr(worth, name) for worth in found] for name in names}, found

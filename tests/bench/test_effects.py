@@ -99,6 +99,7 @@ def test_censored_worths_are_not_clipped():
     assert by_part(censored)["part"].mean > by_part(clipped)["part"].mean + 0.03
     above = by_part(table(part=[np.inf] * 5, other=WOBBLE))["part"]
     assert above.new_high == above.mean_high == np.inf and above.new_low > 0
+    assert above.mean == above.mean_low > 0  # what is known of it
     assert above.word == "helps"
 
     learned = by_part(table(part=0.1 + WOBBLE))["part"]
@@ -116,7 +117,7 @@ def test_a_factor_is_named_where_it_matters():
         beyond=np.where(text, np.inf, WOBBLE),
     )
     found = factors.depends_on(worths, {"text": text, "tokens": tokens})
-    assert found == {"by_text": ["text"], "by_chance": [], "beyond": ["text"]}
+    assert found == {"by_text": {"text": 1}, "by_chance": {}, "beyond": {"text": 1}}
     confounded = factors.depends_on(worths, {"text": text, "same": 1 - text})
     assert not any(confounded.values())
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from bench.ablation import predictions
 from bench.settings import held_out, plan, sweep, worths
 from common.errors import UserError
 from helpers.planned_settings import write_setting
@@ -28,6 +29,8 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path):
     assert content["predictions"]["Large"]["p_helps"] > 0.95
     assert content["predictions"]["Harm"]["p_helps"] < 0.05
     assert held_out.scored(tmp_path) == []  # nothing has run
+    with pytest.raises(UserError, match="written once, before the test"):
+        held_out.main([str(tmp_path)])
 
     write_setting(tmp_path, "h1", MEANS, test=True)
     write_setting(tmp_path, "h2", {part: mean + 2 for part, mean in MEANS.items()}, test=True)
@@ -35,9 +38,11 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path):
     assert len(scored) == 8
     assert scored["h1", "Large"].covered and scored["h1", "Large"].called
     assert not scored["h2", "None"].covered
+    known, new = (worths.table(worths.load(tmp_path), held_out=test)[0] for test in (False, True))
+    for each in predictions.predict(known, new):
+        same = scored[each.setting, each.part]
+        assert (same.low, same.high) == pytest.approx((each.low, each.high), abs=0.01)
     assert scored["h2", "Large"].log_worth == pytest.approx(math.log(2))  # the curve's end
-    with pytest.raises(UserError, match="the test has run"):
-        held_out.main([str(tmp_path)])
     # The settings of the test do not enter the model.
     columns, _ = worths.table(worths.load(tmp_path))
     assert set(columns["setting"]) == set("abcdef")

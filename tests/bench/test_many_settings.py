@@ -113,16 +113,15 @@ def test_a_stopped_setting_goes_on_where_it_was(tmp_path, monkeypatch):
     course = course_of(tmp_path, monkeypatch, falling)
     first = course.next_jobs()
     for job in first[:3]:
-        course.keep_row(job, {"status": "done", "val_loss": falling(job)} | halves(job))
+        losses = dict.fromkeys(("val_loss", rates.CHOOSING, rates.REPORTED), falling(job))
+        course.keep_row(job, losses | {"status": "done"})
     with open(tmp_path / "c01/rows.jsonl", "a") as file:
         file.write('{"arm": "base", "multiple": 1e999}\n{"arm": "ba')  # an odd line, a cut one
     again = course_of(tmp_path, monkeypatch, falling)
     assert [job.key for job in again.next_jobs()] == [job.key for job in first[3:]]
     assert len(run_all(again)) == 2 + 4 + 6 + 1
-
-
-def halves(job):
-    return dict.fromkeys((rates.CHOOSING, rates.REPORTED), falling(job))
+    row = vars(first[0]) | {"learning_rate": 0.1}
+    assert setting.key_of(row | {"arm": "mine"}) != setting.key_of(row)  # although it is the same
 
 
 def test_a_best_rate_at_an_end_is_sought_further(tmp_path, monkeypatch):
@@ -217,8 +216,9 @@ def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, mon
     stored = course_of(tmp_path / "a", monkeypatch, falling, passes=2)
     new = course_of(tmp_path / "b", monkeypatch, falling)
     stopped = course_of(tmp_path / "c", monkeypatch, falling)
+    losses = {"status": "done", rates.CHOOSING: 2.0, rates.REPORTED: 2.0}
     while jobs := stopped.next_jobs():
-        stopped.keep_row(jobs[0], {"status": "done", "val_loss": 4.0} | halves(jobs[0]))
+        stopped.keep_row(jobs[0], losses | {"val_loss": 4.0})
     plan = SimpleNamespace(config=plans.SettingsConfig(workers=2))
     torch.set_num_threads(2)
     sweep.print_plan(plan, [stored, new, stopped])

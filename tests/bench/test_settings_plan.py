@@ -37,9 +37,6 @@ def levels(each):
     return {letter: 1 if is_high else -1 for letter, is_high in high.items()}
 
 
-# ---------------------------------------------------------------- the plan
-
-
 def test_the_plan_is_the_fraction_it_says(answer):
     cells = [levels(each) for each in answer.settings]
     for x in cells:
