@@ -20,8 +20,8 @@ def levels_of(measured, settings):
 
 
 def depends_on(worths, factors):
-    """{part: {factor: the level with which it is worth more}} of the factors whose main effect on
-    the log worth of a part is decided.
+    """{part: {factor: its levels, that with which it is worth more first}} of the factors whose
+    main effect on the log worth of a part is decided.
     worths: as effects.fit takes them. factors: {factor: {setting: level}}, or a pandas table with a
     row for each setting. Only factors of two levels are judged, and none of a part whose settings
     are too few to tell them apart."""
@@ -39,7 +39,8 @@ def depends_on(worths, factors):
             for factor, sign in signs.items():
                 more = more_with(posterior, sign, ERROR / len(signs))
                 if more:
-                    found[part][factor] = factors[factor][settings[list(sign).index(more)]]
+                    places = [list(sign).index(each) for each in (more, -more)]
+                    found[part][factor] = [factors[factor][settings[place]] for place in places]
     return found
 
 

@@ -46,7 +46,7 @@ class Part:
     claims: list  # (text, effect on the loss, source, address)
     published: list  # of (worth in tokens, source)
     effect: effects.Effect | None = None  # over the planned settings; None if it ran in none
-    depends: dict = field(default_factory=dict)  # {factor: the level with which it is worth more}
+    depends: dict = field(default_factory=dict)  # {factor: levels, the better one first}
     rows: list = field(default_factory=list)  # of worths.csv, that its chart shows
 
     def within(self, base):
@@ -206,10 +206,11 @@ class Page:
             found.append(row | shown)
         return sorted(found, key=lambda row: (row["level"], row["worth"]))
 
-    def worth_in(self, part, base):
-        """The mean worth of a part in the planned settings of a base, as a text."""
+    def worth_at(self, part, factor, level):
+        """The mean worth of a part in the planned settings at a level of a factor, as a text."""
+        names = [each.name for each in self.planned if each.facts["factors"][factor] == level]
         rows = self.rows[(self.rows["part"] == part.name) & (self.rows["planned"] == 1)]
-        return page_worths.mean(rows[rows["base"] == base])
+        return page_worths.mean(rows[rows["setting"].isin(names)])
 
     def part(self, name, swap, claims, into=None, out_of=None):
         """The Part of an entry of the config."""
