@@ -68,7 +68,7 @@ def across(parts, rows):
         return None
     rows = rows[rows["planned"] == 1]
     most = rows["part"].value_counts().max()
-    figure = Figure(figsize=(WIDTH, 1.3 + len(shown) * max(0.42, 0.052 * most)))
+    figure = Figure(figsize=(WIDTH, 1.3 + len(shown) * max(0.42, 0.04 * most)))
     axes = figure.subplots()
     for place, part in enumerate(shown):
         ends = np.exp(part.ends)
