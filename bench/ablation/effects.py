@@ -4,10 +4,10 @@ What a part is worth over settings, and in a setting that nobody has measured: r
     log worth of a part in a setting = the part's mean + normal(tau of the part) + normal(se)
 
 The tau of all parts share a log-normal prior whose own parameters are averaged by their likelihood,
-so that four settings suffice. A grid over tau and mean makes each probability a
-sum; the mean's prior is flat, which is REML. The prediction for a new setting is the mixture of
-normal(mean, tau) over that grid. Parts are judged one by one, so an error of the base that all arms
-of a setting share belongs into se.
+so that four settings suffice. A grid over tau and mean makes each probability a sum; the mean's
+prior is flat, which is REML. The prediction for a new setting is the mixture of normal(mean, tau)
+over that grid. Parts are judged one by one, so an error of the base that all arms of a setting
+share belongs into se.
 """
 
 from dataclasses import dataclass
@@ -143,8 +143,8 @@ def posteriors(worths):
     prior_weights = np.exp(evidence - evidence.max())  # by all parts
 
     found = {}
-    for part, (means, errors, log_likelihood), evidence in zip(rows, grids, marginal, strict=True):
-        prior = (prior_weights / evidence) @ priors  # without this part's own evidence
+    for part, (means, errors, log_likelihood), own in zip(rows, grids, marginal, strict=True):
+        prior = (prior_weights / own) @ priors  # without this part's own evidence
         weights = np.exp(log_likelihood - log_likelihood.max()) * prior[:, None]
         weights /= weights.sum()
         found[part] = Posterior(rows[part], taus, means, errors, weights, prior)

@@ -20,11 +20,10 @@ def levels_of(measured, settings):
 
 
 def depends_on(worths, factors):
-    """{part: {factor: its levels, that with which it is worth more first}} of the factors whose
-    main effect on the log worth of a part is decided.
-    worths: as effects.fit takes them. factors: {factor: {setting: level}}, or a pandas table with a
-    row for each setting. Only factors of two levels are judged, and none of a part whose settings
-    are too few to tell them apart."""
+    """{part: {factor: its two levels, the better one first}} of the factors whose main effect on
+    the log worth of a part is decided. worths: as effects.fit takes them. factors: {factor:
+    {setting: level}}, or a pandas table with a row for each setting. Only factors of two levels are
+    judged, and none of a part whose settings are too few to tell them apart."""
     found = {}
     for part, posterior in effects.posteriors(worths).items():
         settings = posterior.rows["setting"]

@@ -35,6 +35,7 @@ class Curve:
             (k, float(values.mean()), sd / math.sqrt(len(values)), len(values))
             for k, values in losses.items()
         ]
+        self.means = np.array([[mean] for _, mean, _, _ in self.points])  # [points, 1]
 
     def losses(self, means):
         """The losses [STEPS + 1, ...] on the grid for these means [points, ...]. Means that rise
@@ -44,7 +45,7 @@ class Curve:
 
     def loss_at(self, k):
         """The loss at a multiple of the tokens; nan beyond the curve."""
-        losses = self.losses([point[1] for point in self.points])
+        losses = self.losses(self.means)[:, 0]
         return float(np.interp(k, self.grid, losses, left=math.nan, right=math.nan))
 
     def margin(self):
@@ -59,8 +60,8 @@ class Curve:
         low, high) makes it a multiple of the time. The interval carries the errors of the arm, of
         the curve and of the ratio."""
         random = np.random.default_rng(0)
-        means, errors = np.array([point[1:3] for point in self.points], float).T[..., None]
-        drawn_means = means + errors * random.standard_normal((len(means), DRAWS))
+        errors = np.array([[error] for _, _, error, _ in self.points])
+        drawn_means = self.means + errors * random.standard_normal((len(errors), DRAWS))
         arm = loss + se * random.standard_t(max(n - 1, 1), DRAWS)
 
         step, step_low, step_high = ratio
@@ -73,7 +74,7 @@ class Curve:
         if np.isfinite(errors).all() and math.isfinite(se):
             drawn = self.multiple(arm, drawn_means) / steps
             low, high = np.quantile(drawn, (0.025, 0.975), method="inverted_cdf")
-        return float(self.multiple(loss, means)[0] / step), float(low), float(high)
+        return float(self.multiple(loss, self.means)[0] / step), float(low), float(high)
 
     def multiple(self, loss, means):
         """The multiples [draws] at which curves with these means [points, draws] reach a loss."""

@@ -183,8 +183,7 @@ def curve_at(measured, base_loss, noise, base_share):
     shares = [base_share if k == 1 else 1 / len(losses[k]) for k in curve.multiples]
     errors = noise * np.sqrt(shares)[:, None]  # [points, 1]
     random = np.random.default_rng(0)
-    means = np.array([[point[1]] for point in curve.points])  # [points, 1]
-    drawn = means + errors * random.standard_normal((len(errors), DRAWS))
+    drawn = curve.means + errors * random.standard_normal((len(errors), DRAWS))
     return curve, curve.losses(drawn).std(axis=1)
 
 
@@ -197,8 +196,7 @@ def log_worth_at(curve, curve_errors, loss, error):
         return math.log(curve.multiples[0]), math.hypot(error, curve_errors[0]) / slope, -1
     if loss <= last:
         return math.log(curve.multiples[-1]), math.hypot(error, curve_errors[-1]) / slope, 1
-    means = np.array([[point[1]] for point in curve.points])
-    worth = float(curve.multiple(np.array([loss]), means)[0])
+    worth = float(curve.multiple(np.array([loss]), curve.means)[0])
     step = 0.1  # of the log multiple, for the slope at this place
     low = max(worth * math.exp(-step), curve.multiples[0])
     high = min(worth * math.exp(step), curve.multiples[-1])
