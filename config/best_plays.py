@@ -32,4 +32,4 @@ learning_rate = 8e-3
 min_lr = 0.0
 warmup_iters = 100
 beta2 = 0.99
-compile = True  # for a minute, and then steps take two thirds of the time
+compile = True  # it takes a minute; then a step takes two thirds of the time

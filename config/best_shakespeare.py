@@ -30,4 +30,4 @@ learning_rate = 8e-3
 min_lr = 0.0
 warmup_iters = 100
 beta2 = 0.99
-compile = True  # for half a minute, and then steps take two thirds of the time
+compile = True  # it takes half a minute; then a step takes two thirds of the time

@@ -1,7 +1,7 @@
 # LLaMA on the characters of Shakespeare: 1,003,854 to train on, 111,540 to validate.
 # On a CPU with two cores it takes about 90 seconds. On a GPU it is nanoGPT's character setting: on
 # an H200 the validation loss is lowest within 90 s, at 1.459 (step 1,250; it overfits after that,
-# and best/ keeps the lowest). config/gpt2_shakespeare.py has the same sizes, budget and schedule
+# and `best` names the lowest). config/gpt2_shakespeare.py has the same sizes, budget and schedule
 # with the other model.
 model = "llama"
 out_dir = "out-llama-shakespeare"

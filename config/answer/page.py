@@ -1,7 +1,7 @@
 # The page of the answer: the arms of each part in both shelves, and the claims of others.
 #   python bench/answer.py
 # The planned settings (config/answer/settings.py) are the answer. Parts that ran in them come first
-# on the page; the others in the order here. No number of ours stands here.
+# on the page; the others follow, by their worth. No number of ours stands here.
 
 # The older sweeps, each within one setting: its folder below bench/results/answer, its base and its
 # name. The first of a base has many seeds, and stands for it where a part is in no planned setting.
