@@ -40,8 +40,6 @@ from bench.ablation.sweep import make_sweep
 from bench.settings import plan as plans
 from common.runtime import StopRequest
 
-DRY_ROUNDS = 5  # rounds of timing in a dry run
-
 
 def plan(argv, trainer=runs.TRAINER, elsewhere=False):
     """Read the config of a command line, list its arms and check them. Returns [Sweep]: one for
@@ -100,8 +98,7 @@ def show_plan(sweep):
     jobs = pending_jobs(sweep)
     new_costs = []
     if sweep.machine.is_here and (jobs or not sweep.config.dry_run):
-        rounds = DRY_ROUNDS if sweep.config.dry_run else step_times.ROUNDS
-        new_costs = step_times.time_sweep(sweep, rounds)
+        new_costs = step_times.time_sweep(sweep)
     print_plan(sweep, jobs)
     if sweep.config.dry_run:
         print_commands(sweep, jobs)

@@ -29,8 +29,6 @@ from common.errors import UserError, folded, nearest, printable, run
 
 ERROR = 0.05  # of all verdicts together
 LEAST_RUNS = 3  # of an arm and of the base, for a verdict
-MOST_SEEDS = 300  # more are not worth predicting
-POWER = 0.8  # the chance to decide, with the seeds that are said to decide
 
 
 @dataclass
@@ -159,24 +157,22 @@ def word_of(test, p, p_tie):
 
 
 def more_seeds(row, margin, family):
-    """About how many more seeds, of the arm and of the base, decide with a chance of POWER, if the
-    difference is the one seen: as a text."""
+    """About how many more seeds, of the arm and of the base, decide with a chance of power.POWER,
+    if the difference is the one seen: as a text."""
     import numpy as np
-    from scipy.special import nctdtr, stdtr, stdtrit
 
+    from bench.ablation import power
     from bench.ablation.contrasts import moments
 
     (n, _, variance), (m, _, of_base) = (moments(losses) for losses in row["pair"])
-    more = np.arange(1, MOST_SEEDS + 1)
+    more = np.arange(1, power.MOST_SEEDS + 1)
     se = np.sqrt(variance / (n + more) + of_base / (m + more))
     df = n + m + 2 * more - 2
-    size = abs(row["difference"])
-    decides = nctdtr(df, size / se, stdtrit(df, 1 - ERROR / family / 2)) <= 1 - POWER
+    level = ERROR / family
+    decides = power.to_differ(row["difference"], se, df, level) >= power.POWER
     if margin:
-        reach = stdtrit(df, 1 - ERROR / family)
-        inside = stdtr(df, (margin - size) / se - reach) + stdtr(df, (margin + size) / se - reach)
-        decides |= inside - 1 >= POWER
-    return f"{more[decides.argmax()]} each" if decides.any() else f">{MOST_SEEDS} each"
+        decides |= power.to_tie(row["difference"], se, df, margin, level) >= power.POWER
+    return f"{more[decides.argmax()]} each" if decides.any() else f">{power.MOST_SEEDS} each"
 
 
 def across_settings(settings, config):

@@ -42,7 +42,6 @@ class Effect:
     new_high: float = np.nan
     p_helps: float = np.nan  # probability that the part helps in a new setting
     p_within: float = np.nan  # probability that it makes no difference there
-    tau: float = np.nan  # standard deviation between settings
     word: str = "not known"
 
 
@@ -65,7 +64,6 @@ def fit(worths, within=WITHIN):
             effect.new_low, effect.new_high = posterior.interval()
             effect.p_helps = 1 - posterior.below(0)
             effect.p_within = posterior.inside(within)
-            effect.tau = float((posterior.weights * posterior.taus).sum())
             effect.word = word_of(effect)
         effects.append(effect)
     return effects

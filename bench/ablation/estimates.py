@@ -21,11 +21,6 @@ class Setting:
     name: str
     section: report.Section
 
-    @property
-    def admitted(self):
-        """Whether its base has learned: it ends below the trigrams of its text."""
-        return not self.section.facts.above_trigrams
-
 
 @dataclass
 class Estimate:

@@ -34,8 +34,6 @@ MARKS = {  # of a verdict; others get OPEN_MARK
     "worse, by more than the noise": ("D", BLUE),
 }
 OPEN_MARK = ("o", GREY)
-# Of optimizers and texts.
-NAMES = {"muon": "Muon", "adamw": "AdamW", "python_source": "Python", "python": "Python"}
 WIDTH = 5.6  # inches, of a figure
 COLUMNS = 3  # of small panels
 LINEAR = 0.01  # nats: below this the axis of longer contexts is linear
@@ -80,7 +78,7 @@ def style_of(section, arm):
 
 def legend(figure, section, shown, **style):
     """Below the figure: the arms that it shows."""
-    names = [section.name_of(arm) for arm in shown]
+    names = [printable(arm, figure=True) for arm in shown]
     columns = 3 if max(map(len, names)) < 22 else 1
     figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(shown) / columns))
     styles = [style_of(section, arm) | style for arm in shown]
@@ -106,19 +104,17 @@ def log_axis(axes, places, labels):
 # ---------------------------------------------------------------- effects
 
 
-def forest(section, shown=None):
+def forest(section):
     """The difference of each change, with its 95 % interval, and as a number at the right. A filled
     mark: a difference or a tie was found; an open circle: neither."""
-    rows = section.verdicts.to_dict("records") if shown is None else shown
-    rows = [row for row in rows if known(row["difference"])]
+    rows = [row for row in section.verdicts.to_dict("records") if known(row["difference"])]
     if not rows:
         return None
-    own_heading = "own rate" if section.is_tuned else ""
-    heads = (own_heading, "base's rate")
-    shared = [(section.at_shared_rate(row), math.nan, math.nan) for row in rows]
-    figure, axes = differences(rows, shared, heads, share=0.8)
+    # The edges are at three times the difference below which four of five rows are.
+    edge = 3 * np.quantile(np.abs([row["difference"] for row in rows]), 0.8) + 1e-9
+    figure, axes = dots(section, rows, edge)
     notes = []  # of what only some of these figures show
-    if any(line.get_marker() in ("<", ">") for line in axes.lines):
+    if any(abs(row["difference"]) > edge for row in rows):
         notes.append("An arrow lies beyond the edge.")
     if section.is_tuned:
         notes.append("The small open diamond is the difference at the base's learning rate.")
@@ -130,50 +126,38 @@ def forest(section, shown=None):
     return figure
 
 
-def differences(rows, others, heads, share):
-    """(Figure, axes) of the differences of rows of verdicts, each joined to another number with its
-    interval. The edges are at three times the difference below which this share of the rows is."""
-    values = [(row["difference"], row["low"], row["high"]) for row in rows]
-    texts = []
-    for row, other in zip(rows, others, strict=True):
-        own = signed(row["difference"], 3) if heads[0] else ""
-        texts.append((own, signed(other[0], 3)))
-    edge = 3 * np.quantile(np.abs([row["difference"] for row in rows]), share) + 1e-9
-    values = np.column_stack([values, np.clip(others, -edge, edge)])
-    figure, axes = dots(rows, values, texts, heads, (-edge, edge))
-    axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set(xlabel="nats per token (left is better)")
-    axes.locator_params(axis="x", nbins=4)
-    return figure, axes
-
-
-def dots(rows, values, texts, heads, ends):
-    """(Figure, axes) with a row for each row of verdicts. values [rows, 6]: the marked number and
-    its interval, then the number joined to it and its interval (nan: none), within two ends; texts:
-    two numbers at the right."""
+def dots(section, rows, edge):
+    """(Figure, axes) with a row for each row of verdicts: its difference with its interval, joined
+    to the difference at the base's rate; both as numbers at the right. edge: where they are cut."""
     figure = Figure(figsize=(WIDTH, 1.2 + 0.27 * len(rows)))
     axes = figure.subplots()
-    for place, (row, numbers) in enumerate(zip(rows, values, strict=True)):
+    texts = [("own rate" if section.is_tuned else "", "base's rate")]
+    for place, row in enumerate(rows):
+        shared = section.at_shared_rate(row)
+        own = signed(row["difference"], 3) if section.is_tuned else ""
+        texts.append((own, signed(shared, 3)))
         mark, color = MARKS.get(row["verdict"], OPEN_MARK)
-        if numbers[0] < ends[0]:
+        if row["difference"] < -edge:
             mark = "<"
-        elif numbers[0] > ends[1]:
+        elif row["difference"] > edge:
             mark = ">"
-        value, low, high = np.clip(numbers[:3], *ends)
-        other = numbers[3]
+        numbers = (row["difference"], row["low"], row["high"], shared)
+        value, low, high, other = np.clip(numbers, -edge, edge)
         axes.plot([value, other], [place, place], ":", color=MUTED, linewidth=1.2)
-        axes.plot(np.clip(numbers[4:], *ends), [place + 0.2] * 2, color=MUTED, linewidth=1.2)
         axes.plot(other, place, "D", color=MUTED, markerfacecolor="white", markersize=4)
         axes.plot([low, high], [place, place], color=color, linewidth=2.2, solid_capstyle="round")
         inside = color if row["verdict"] in MARKS else "white"
         axes.plot(value, place, mark, color=color, markerfacecolor=inside, markersize=5.5)
-    for place, pair in enumerate([heads, *texts], -1):
+    for place, pair in enumerate(texts, -1):
         for text, x, color in zip(pair, (1.16, 1.38), (INK, MUTED), strict=True):
             style = {"color": color, "fontsize": 8.5, "va": "center", "ha": "right"}
             axes.text(x, place, text, transform=axes.get_yaxis_transform(), **style)
     axes.set(ylim=(len(rows) - 0.4, -0.6))
     axes.set_yticks(range(len(rows)), [printable(row["name"], figure=True) for row in rows])
     axes.grid(axis="y", visible=False)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set(xlabel="nats per token (left is better)")
+    axes.locator_params(axis="x", nbins=4)
     return figure, axes
 
 
@@ -253,7 +237,7 @@ def learning_rates(section, arms=None):
         axes.set_visible(False)
     rates = np.sort(tuned["rate"].unique())
     for axes, arm in zip(panels, shown, strict=False):
-        axes.set_title(section.name_of(arm), fontsize=9)
+        axes.set_title(printable(arm, figure=True), fontsize=9)
         for name in dict.fromkeys([*control[:1], arm]):
             rate_line(axes, section, name, BLUE if name == arm else GREY)
         log_axis(axes, rates, [f"{rate:.2g}×" for rate in rates])

@@ -27,6 +27,7 @@ import torch
 
 import train
 from bench.ablation import identity
+from common.configurator import print_help
 from common.errors import UserError, printable, run
 from common.runtime import set_up
 from tokens.token_files import TokenFile, dtype_name, write_meta
@@ -116,10 +117,13 @@ def one_thread():
         torch.set_num_threads(threads)
 
 
-def make_run(values):
-    """train.py's run of these values."""
-    settings = read_config([f"--{key}={value}" for key, value in values.items()], "")
-    return train.make_run(settings, set_up(settings.config.device, settings.config.dtype))
+def start_run(values):
+    """The run that train.py makes from these values. It writes no file and prints no line."""
+    argv = [f"--{key}={value}" for key, value in values.items()]
+    settings = read_config(argv, "")
+    runtime = set_up(settings.config.device, settings.config.dtype)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return train.make_run(settings, runtime)
 
 
 # ---------------------------------------------------------------- the numbers
@@ -154,7 +158,7 @@ def shortened(values):
 def learned(short, kind):
     """The numbers of the eight steps, of the weights after them, and of their evaluation."""
     with synthetic_text(json.loads(short), kind) as (values, _), one_thread():
-        run = make_run(values)
+        run = start_run(values)
         numbers = take_steps(run)
         return numbers | norms(run) | evaluate(run)
 
@@ -164,7 +168,7 @@ def steps_in_form(short, kind):
     """The numbers of the eight steps."""
     with synthetic_text(json.loads(short), kind) as (values, _), one_thread():
         torch._dynamo.reset()  # or torch counts the compiled forms of all arms together
-        return take_steps(make_run(values))
+        return take_steps(start_run(values))
 
 
 def take_steps(run):
@@ -224,7 +228,7 @@ def planned(values, kind):
     """The learning rates of all steps of a run, and digests of the samples of four steps: the
     first, the middle, the last, and the one in which an epoch ends."""
     with synthetic_text(values, kind) as (values, samples), one_thread():
-        run = make_run(values)
+        run = start_run(values)
         steps = run.config.max_iters
         rates = [learning_rate(step, run.config) for step in range(steps)]
         named = {
@@ -272,7 +276,10 @@ def check(line, with_form):
 
 
 def main(argv):
+    print_help(argv, __doc__, [])
     folders = [word for word in argv if word != "--form"]
+    if not folders:
+        raise UserError("no folders", "command line", "name folders of bench/ablate.py")
     stale = 0
     for folder in folders:
         lines = identity.stored(folder)

@@ -55,11 +55,9 @@ def digest(content):
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def configuration(values, vocab_size=None):
+def configuration(values):
     """The resolved keys of a run, which its result depends on besides code, data, seeds, machine.
     A key that is off by default is left out, like a key that does not exist yet."""
-    if vocab_size is not None:
-        values = {"vocab_size": vocab_size} | values
     resolved = asdict(build(TrainConfig, values)) | asdict(configure(values, as_variant=True))
     resolved |= FORMER
     kept = {}

@@ -149,7 +149,8 @@ class Page:
         for folder, (base, name) in config["settings"].items():
             if folder in sections:
                 self.sweeps.append(Setting(base, name, sections[folder]))
-        self.admitted = [sweep for sweep in self.sweeps if sweep.admitted]
+        # Those whose base has learned: it ends below the trigrams of its text.
+        self.admitted = [each for each in self.sweeps if not each.section.facts.above_trigrams]
 
         columns, self.worths = worths.table(planned)
         self.columns = pd.DataFrame(columns)  # of the parts that the page shows

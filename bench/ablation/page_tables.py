@@ -98,7 +98,7 @@ def plan_table(page):
         rows.append(
             levels_of(each)
             | {
-                "best rate": number(each.best_rate or math.nan, ".2g"),
+                "best rate": number(each.facts["best_rate"] or math.nan, ".2g"),
                 "loss of the base": number(admission.get("loss", math.nan), ".3f"),
                 "trigrams": number(admission.get("trigrams", math.nan), ".3f"),
                 "runs": f"{len(each.rows)}",

@@ -10,11 +10,11 @@ import math
 import numpy as np
 import pandas as pd
 
-from bench.ablation.figures import NAMES
 from bench.ablation.tables import DASH
 from bench.ablation.worth import Z
 
-WORDS = NAMES | {"byte": "bytes", "bpe1024": "BPE", "gpt2": "GPT-2", "llama": "LLaMA"}
+WORDS = {"muon": "Muon", "adamw": "AdamW", "gpt2": "GPT-2", "llama": "LLaMA"}
+WORDS |= {"python": "Python", "byte": "bytes", "bpe1024": "BPE"}
 TEXTS = {"python_source": "python"}  # a dataset whose name is not the name of its text
 BEYOND = {-1: "<", 0: "", 1: ">"}
 

@@ -1,4 +1,4 @@
-"""The plans of sweeps: the content of sweep.json, and which folders hold runs of one sweep."""
+"""The plans of sweeps: sweep.json, its runs, and which folders hold runs of one sweep."""
 
 import math
 from numbers import Real
@@ -103,6 +103,26 @@ def judged_arms(plan):
         if not facts["curve"] and arm not in copies:
             arms.append(arm)
     return arms
+
+
+def control_runs(arms, seeds, stated=None):
+    """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms: both
+    together `stated`, or sqrt(arms) * seeds, but at least seeds + 2."""
+    both = max(stated or math.ceil(math.sqrt(arms) * seeds), seeds + 2)
+    return math.ceil(both / 2), both // 2
+
+
+def planned_runs(plan, seeds):
+    """{arm: runs} of a plan with `seeds` seeds of each arm."""
+    base, *control = control_group(plan)
+    arms = judged_arms(plan)
+    if plan["screening"]:
+        others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
+        return dict.fromkeys(others, seeds)
+    of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan["controls"])
+    counts = dict.fromkeys([*arms, *replicates(plan)], seeds)
+    counts[base] = of_base if control else of_base + of_replicate
+    return counts | dict.fromkeys(control, of_replicate)
 
 
 def sweeps(folders):

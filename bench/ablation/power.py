@@ -1,37 +1,14 @@
-"""
-How many runs a sweep plans, and what they can find.
-"""
+"""What the runs of a sweep can find."""
 
 import math
 
 import numpy as np
 from scipy import special
 
-from bench.ablation import plans
 from bench.ablation.contrasts import ALPHA
 
 POWER = 0.8  # the chance of what a sweep is said to find
 MOST_SEEDS = 300  # an estimate above this is too uncertain to be useful
-
-
-def control_runs(arms, seeds, stated=None):
-    """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms: both
-    together `stated`, or sqrt(arms) * seeds, but at least seeds + 2."""
-    both = max(stated or math.ceil(math.sqrt(arms) * seeds), seeds + 2)
-    return math.ceil(both / 2), both // 2
-
-
-def planned_runs(plan, seeds):
-    """{arm: runs} of a plan with `seeds` seeds of each arm."""
-    base, *control = plans.control_group(plan)
-    arms = plans.judged_arms(plan)
-    if plan["screening"]:
-        others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
-        return dict.fromkeys(others, seeds)
-    of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan["controls"])
-    counts = dict.fromkeys([*arms, *plans.replicates(plan)], seeds)
-    counts[base] = of_base if control else of_base + of_replicate
-    return counts | dict.fromkeys(control, of_replicate)
 
 
 def welch(sd, n, control_sd, control_n):

@@ -17,8 +17,11 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from bench.ablation import figures, plans, power, rows, tables, verdicts, worth
+from bench.ablation import figures, plans, rows, tables, verdicts, worth
 from bench.ablation.caveats import caveats
 from common.configurator import print_help
 from common.errors import UserError, printable
@@ -145,11 +148,6 @@ class Section:
         values = self.runs.loc[self.runs["arm"] == arm, column].dropna()
         return float(values.iloc[0]) if len(values) else math.nan
 
-    def name_of(self, arm):
-        """The name of an arm in figures."""
-        name = dict(self.verdicts[["arm", "name"]].to_numpy()).get(arm, arm)
-        return printable(name, figure=True)
-
     def is_replicate(self, arm):
         return self.plan["arms"][arm]["replicate"]
 
@@ -157,7 +155,7 @@ class Section:
         """[(arm, planned runs, ended runs)] of the arms whose planned runs have not all ended."""
         runs = self.runs[self.runs["current"] & (self.runs["status"] != "failed")]
         ended = runs[runs["purpose"] == "report"]["arm"].value_counts()
-        planned = power.planned_runs(self.plan, self.plan["seeds"])
+        planned = plans.planned_runs(self.plan, self.plan["seeds"])
         counts = [(arm, count, int(ended.get(arm, 0))) for arm, count in planned.items()]
         return [entry for entry in counts if entry[2] < entry[1]]
 
@@ -174,7 +172,7 @@ def judge(folders):
                 plan=plan,
                 folders=paths,
                 runs=runs,
-                costs=rows.costs(paths),
+                costs=rows.costs(paths, plan),
                 verdicts=table,
                 facts=facts,
                 curve=worth.curve_of(runs),
@@ -304,9 +302,6 @@ STYLES = {"better": "green", "worse": "red", "tie": "blue"}
 
 def terminal(sections):
     """The verdicts of sweeps as a text of 80 columns, coloured where stdout is a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console(highlight=False, width=80)
     with console.capture() as capture:
         for section in sections:
@@ -338,9 +333,6 @@ def columns_of(section):
 
 def rich_table(frame):
     """A table, whose last column is the verdict. Texts wrap, but no word is broken."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for place, name in enumerate(frame):
         cells = [name, *frame[name]]

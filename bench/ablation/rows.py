@@ -218,19 +218,15 @@ def is_current(line, plan):
 # ---------------------------------------------------------------- costs
 
 
-def costs(folders):
-    """The DataFrame of costs.jsonl of the plan's code: sweep, machine, arm, COSTS; a row for each
-    machine and arm, the machine that timed most arms first. Times that were measured beside other
-    work are NaN."""
-    tables = []
-    for content, paths in sweeps([folders] if isinstance(folders, str | Path) else folders):
-        prices = read_all(paths, "costs.jsonl", is_cost, content)
-        tables.append(table_of_costs(prices, content))
-    return pd.concat(tables, ignore_index=True)
+def costs(folders, plan):
+    """table_of_costs of the lines of costs.jsonl in a plan's folders."""
+    return table_of_costs(read_all(folders, "costs.jsonl", is_cost, plan), plan)
 
 
 def table_of_costs(lines, plan):
-    """The DataFrame of lines of costs.jsonl."""
+    """The DataFrame of lines of costs.jsonl of the plan's code: sweep, machine, arm, COSTS; a row
+    for each machine and arm, the machine that timed most arms first. Times that were measured
+    beside other work are NaN."""
     prices = []
     for line in lines:
         facts = plan["arms"].get(line["arm"])

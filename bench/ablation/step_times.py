@@ -1,8 +1,6 @@
 """The time of a training step of each arm, and what else it costs. Steps are timed in the form in
 which the runs train, the arms in turn; it is noticed whether other work disturbs the times."""
 
-import contextlib
-import io
 import math
 import os
 import sys
@@ -16,19 +14,20 @@ from scipy.stats import bootstrap
 
 import train
 from bench.ablation.arms import BASE
+from bench.ablation.fingerprint import start_run
 from bench.ablation.progress import doing
 from bench.ablation.rows import is_cost
 from common.configurator import build
 from common.errors import Failure, UserError, one_line, printable
-from common.runtime import set_up
 from parts import costs
 from parts.architectures import configure
 from training.run_folder import read_rows
-from training.settings import TrainConfig, read_config
+from training.settings import TrainConfig
 from training.step_costs import checkpoint_bytes, kept_bytes, timed
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
+DRY_ROUNDS = 5  # in a dry run
 FEW = 5  # the least rounds
 SECONDS = 15  # per arm, for all its rounds
 
@@ -119,15 +118,6 @@ def ratio(rounds):
 # ---------------------------------------------------------------- the steps of arms
 
 
-def start_run(values):
-    """The run that train.py makes from these values. It writes no file and prints no line."""
-    argv = [f"--{key}={value}" for key, value in values.items()]
-    settings = read_config(argv, "")
-    runtime = set_up(settings.config.device, settings.config.dtype)
-    with contextlib.redirect_stdout(io.StringIO()):
-        return train.make_run(settings, runtime)
-
-
 class Probe:
     """A run of an arm that takes train.py's steps."""
 
@@ -154,7 +144,7 @@ class Probe:
         return timed(train.train_step, self.run)
 
 
-def time_arms(arms, threads, rounds=None, tries=1):
+def time_arms(arms, threads, rounds=ROUNDS, tries=1):
     """([row of costs.jsonl], {name: reason} of the arms that failed, usually out of memory) for
     arms {name: values of a run}, the base first. The rounds are timed up to `tries` times, until no
     other work disturbs them."""
@@ -162,7 +152,6 @@ def time_arms(arms, threads, rounds=None, tries=1):
         # All blocks share one forward method, and torch counts its compiled forms together.
         torch._dynamo.config.recompile_limit = 8 * len(arms)
     form = "compiled" if arms[BASE]["compile"] else "eager"
-    rounds = rounds or ROUNDS
     probes = {}
     failed = {}
     threads_before = torch.get_num_threads()
@@ -261,7 +250,7 @@ def run_seconds(row, values, val_tokens):
 # ---------------------------------------------------------------- the arms of a sweep
 
 
-def time_sweep(sweep, rounds=None):
+def time_sweep(sweep):
     """Time the arms that OUT/costs.jsonl does not have yet. Sets sweep.costs and sweep.predicted,
     and returns the new rows. Raises Failure if the base cannot be timed."""
     patient = not (sweep.config.screening or sweep.config.dry_run)
@@ -271,6 +260,7 @@ def time_sweep(sweep, rounds=None):
     missing = [name for name in names if name not in sweep.costs]
     if missing:
         values = {name: sweep.run_values(sweep.arms[name]) for name in [BASE, *missing]}
+        rounds = DRY_ROUNDS if sweep.config.dry_run else ROUNDS
         tries = TRIES if patient else 1
         new, failed = time_arms(values, sweep.machine.threads, rounds, tries)
         for row in new:

@@ -9,12 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from bench.ablation import fingerprint, identity, plans, power, rows, runs, schedule, step_times
+from bench.ablation import fingerprint, identity, plans, rows, runs, schedule
 from bench.ablation.arms import BASE
 from bench.ablation.checks import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.identity import configuration, digest
 from bench.ablation.progress import doing, say
 from bench.ablation.settings import AblateConfig
+from bench.settings.plan import tokens_of
 from common import files
 from common.configurator import build
 from common.errors import Failure, UserError
@@ -24,8 +25,6 @@ from tokens import ngrams
 from training.run_folder import check_out_dir, lock_run, read_rows
 from training.settings import TrainConfig
 
-# The product of these keys: the tokens that a run sees.
-TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
 NOT_STORED = ("name", "values")  # facts of an arm that sweep.json does not repeat
 # Keys of a sweep that sweep.json holds unchanged.
 STORED = ("question", "prompt", "match", "lr_grid", "seeds", "controls", "screening")
@@ -98,7 +97,7 @@ class Sweep:
 
     def planned_runs(self):
         """{arm: runs to report}."""
-        return power.planned_runs(self.outline(), self.config.seeds)
+        return plans.planned_runs(self.outline(), self.config.seeds)
 
     # ------------------------------------------------------------ its folder
 
@@ -226,7 +225,6 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         fingerprints = identify(arms, data, config.out_dir, show)
 
     values = base_values(arms[BASE], data)
-    tokens = math.prod(values[key] for key in TOKENS)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     kept = kept_plan(stored, arms[BASE])  # what was fixed before holds for the same base only
     check_seeds(kept, config)
@@ -237,7 +235,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         machine=machine,
         arms=arms,
         data=data,
-        ngrams=ngrams.yardsticks(counted, tokens, values["block_size"]),
+        ngrams=ngrams.yardsticks(counted, tokens_of(values), values["block_size"]),
         fingerprints=fingerprints,
         started=stored.get("started", now),
         chosen_lr={},
@@ -311,7 +309,7 @@ def settle_machine(machine, base, values):
     kind = machine.device_kind
     dtype = base.get("dtype", "auto")
     if kind == "cpu":
-        runtime = step_times.start_run(values).runtime
+        runtime = fingerprint.start_run(values).runtime
         return {"device": kind, "dtype": runtime.dtype, "compile": runtime.compile}
     runtime = Runtime(kind, "float32", 0, 1, [])
     runtime.choose_compile(base["compile"], math.inf)
@@ -323,7 +321,7 @@ def settle_machine(machine, base, values):
 def config_hash(arm, data, machine):
     """The digest of all that changes a result besides code: the keys of train.py, torch's version,
     the threads of a CPU, and the data."""
-    hashed = configuration(arm.values, data["vocab_size"])
+    hashed = configuration({"vocab_size": data["vocab_size"]} | arm.values)
     hashed["torch"] = machine.facts["torch"].partition("+")[0]
     if machine.device_kind == "cpu":
         hashed["threads"] = machine.threads

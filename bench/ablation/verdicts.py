@@ -89,7 +89,7 @@ def missing_arms(runs, plan):
     """The arms whose planned runs have not all been tried."""
     reported = runs[runs.current & (runs.purpose == "report")]
     tried = reported.groupby("arm").seed.nunique()
-    planned = power.planned_runs(plan, plan["seeds"])
+    planned = plans.planned_runs(plan, plan["seeds"])
     return {arm for arm, count in planned.items() if tried.get(arm, 0) < count}
 
 

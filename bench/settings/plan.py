@@ -1,5 +1,6 @@
 """The plan of a measurement in many settings: its settings, its parts, and what narrows them."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +18,17 @@ from common.configurator import (
     keys,
     load,
 )
-from common.configurator import print_help as print_help_of
 from common.errors import UserError, nearest
 from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig
 
+# The product of these keys: the tokens that a run sees.
+TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
+# A setting gives each of these keys, and perhaps others.
+NEEDED = """
+    dataset model n_embd n_layer block_size batch_size max_iters warmup_iters
+    optimizer learning_rate eval_tokens device
+""".split()  # noqa: SIM905
 HELD_OUT = "held_out"  # --settings=held_out names all settings of the test
 PREDICTIONS = "predictions.json"  # in out_dir: what is predicted for the settings of the test
 
@@ -44,6 +51,12 @@ class SettingsConfig:
     dry_run: bool = False  # print the runs that are left and their hours, and stop
 
 
+def tokens_of(values):
+    """The tokens that a run sees."""
+    values = {"gradient_accumulation_steps": 1} | values
+    return math.prod(values[key] for key in TOKENS)
+
+
 @dataclass
 class Setting:
     """One setting: a base, and what it trains on."""
@@ -56,8 +69,7 @@ class Setting:
     def factors(self):
         """{factor: its level}. Lengths are compared at equal stage: AdamW's are halved."""
         text, _, tokens = self.values["dataset"].rpartition("_")
-        context = self.values["block_size"]
-        trained = self.values["max_iters"] * self.values["batch_size"] * context / 1e6
+        trained = tokens_of(self.values) / 1e6
         if self.values["optimizer"] == "adamw":
             trained /= 2
         return {
@@ -68,7 +80,7 @@ class Setting:
             "width": self.values["n_embd"],
             "layers": self.values["n_layer"],
             "length": round(trained, 1),
-            "context": context,
+            "context": self.values["block_size"],
         }
 
 
@@ -120,7 +132,6 @@ class Plan:
     config: SettingsConfig
     settings: list  # of Setting, in the order in which they run
     parts: list  # of Part
-    arguments: list  # of the command line that continues it
 
     @property
     def out(self):
@@ -138,8 +149,7 @@ def is_asked(argv):
 
 def read(argv, usage):
     """The Plan of a command line. Raises UserError for a name or a value that does not exist."""
-    print_help_of(argv, usage, [SettingsConfig])
-    given = load(argv, [SettingsConfig], usage, renamed={"pass": "write --passes=1 or 2"})
+    given = load(argv, [SettingsConfig], usage)
     if given.words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {given.words[0]}", "command line", fix)
@@ -155,12 +165,15 @@ def read(argv, usage):
         config=config,
         settings=chosen_settings(settings, given.typed.get("settings")),
         parts=chosen_parts(parts, more_parts, given.typed.get("arms")),
-        arguments=given.arguments,
     )
 
 
 def check_values(values, name):
-    """Convert the values of a setting. Raises UserError for a key that train.py does not have."""
+    """Convert the values of a setting. Raises UserError for a key that train.py does not have, and
+    for one of NEEDED that is missing."""
+    missing = [key for key in NEEDED if key not in values]
+    if missing:
+        raise UserError(f"no {', '.join(missing)}", f"setting {name}", "give every one of them")
     known = keys(TrainConfig, VariantConfig)
     for key, value in values.items():
         where = f"setting {name}: {key}={value}"
@@ -178,7 +191,7 @@ def chosen_settings(settings, typed):
     if typed == HELD_OUT:
         return test
     named = {setting.name: setting for setting in settings}
-    return [pick(named, name, "settings") for name in typed.split(",")]
+    return [pick(named, name, "settings") for name in dict.fromkeys(typed.split(","))]
 
 
 def chosen_parts(parts, more_parts, typed):
@@ -188,7 +201,7 @@ def chosen_parts(parts, more_parts, typed):
     if typed.startswith("{"):
         return parts_of(check("arms", from_text(typed, dict), dict, f"--arms={typed}"))
     named = {part.name: part for part in [*parts, *more_parts]}
-    return [pick(named, name, "arms") for name in typed.split(",")]
+    return [pick(named, name, "arms") for name in dict.fromkeys(typed.split(","))]
 
 
 def pick(named, name, key):
@@ -203,11 +216,13 @@ def parts_of(arms):
     """The parts that the key `arms` describes."""
     parts = []
     for name, changes in arms.items():
-        if not isinstance(changes, dict) or not changes or name == BASE:
+        is_arm = isinstance(changes, dict) and name != BASE
+        if is_arm and not set(changes) <= {"put_in", "take_out", "only"}:
+            changes = {"put_in": changes}
+        if is_arm:
+            is_arm = changes and all(isinstance(each, dict) for each in changes.values())
+        if not is_arm:
             fix = 'write arms = {"RoPE": {"put_in": {...}, "take_out": {...}}}'
             raise UserError("an arm is a name and its changes", f"arms: {name!r}", fix)
-        if set(changes) <= {"put_in", "take_out", "only"}:
-            parts.append(Part(name, **changes))
-        else:
-            parts.append(Part(name, put_in=changes))
+        parts.append(Part(name, **changes))
     return parts

@@ -3,10 +3,9 @@ The loss of a base or an arm at its best learning rate.
 
 Over a factor of two or so the loss is a quadratic in the logarithm of the rate. The place of its
 least value is read off the half of the validation text that chooses, and the value there off the
-half that is reported, so that the text that chose does not flatter the loss; the luck of a run
-stays in it. One curvature is shared by all
-curves that are fitted together, since each has few runs. A run that diverged is a point at
-infinity: the rates from there on are no candidates.
+half that is reported, so that the text that chose does not flatter the loss; the noise of the runs
+remains. One curvature is shared by all curves that are fitted together, since each has few runs. A
+run that diverged is a point at infinity: the rates from there on are no candidates.
 """
 
 import math

@@ -4,7 +4,6 @@ the end. Nothing is written but the row, and torch is imported once, not once fo
 """
 
 import contextlib
-import io
 import math
 import multiprocessing
 import signal
@@ -14,10 +13,9 @@ from multiprocessing.connection import wait
 import torch
 
 import train
+from bench.ablation.fingerprint import start_run
 from common.errors import one_line
-from common.runtime import set_up
 from training import evaluation
-from training.settings import read_config
 
 CHECKED = 50  # steps between two checks of the losses
 
@@ -33,10 +31,7 @@ def run_once(values):
     if it ends above the loss of guessing each token alike."""
     began = time.perf_counter()
     cpu_began = time.process_time()
-    with contextlib.redirect_stdout(io.StringIO()):
-        settings = read_config([f"--{key}={value}" for key, value in values.items()], "")
-        run = train.make_run(settings, set_up(settings.config.device, settings.config.dtype))
-
+    run = start_run(values)
     reason = None
     row = {}
     steps_began = time.process_time()

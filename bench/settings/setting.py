@@ -20,7 +20,9 @@ from bench.ablation.arms import BASE, Arm
 from bench.ablation.checks import check_arm, check_changes_output, open_data
 from bench.ablation.identity import configuration, digest
 from bench.settings import rates
+from bench.settings.plan import tokens_of
 from common import files
+from common.errors import UserError
 from common.runtime import seed_for
 from tokens import ngrams
 from training.run_folder import read_rows
@@ -32,8 +34,8 @@ BASE_RUNS = 4  # at r*
 CURVE_RUNS = {0.25: 2, 0.5: 2, 1.4: 1, 2: 1}
 PASSES = {1: (1.0,), 2: (1.0, 0.7, 1.4)}  # multiples of r* at which an arm runs
 DOUBLINGS = 2
-TOKENS = ("max_iters", "batch_size", "block_size")  # their product: the tokens that a run sees
 FIRST_SEED = {"rate": 0, "base": 100, "curve": 200, "arm": 0}
+KEY = ("arm", "code_hash", "config_hash", "purpose", "learning_rate", "seed")  # of a row
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Job:
     arm: str
     purpose: str  # rate, base, curve or arm
     multiple: float  # of the guess, of the base's tokens, or of r*, by its purpose
+    learning_rate: float
     values: dict  # keys of train.py
     seed: int
     code_hash: str
@@ -59,32 +62,17 @@ class Job:
     @property
     def key(self):
         """What identifies its row."""
-        return key_of(vars(self) | {"learning_rate": self.values["learning_rate"]})
+        return key_of(vars(self))
 
     def row(self, result, machine):
         """Its row of rows.jsonl, from the result of run.run_once and the facts of the machine."""
-        facts = {
-            "arm": self.arm,
-            "purpose": self.purpose,
-            "multiple": self.multiple,
-            "learning_rate": self.values["learning_rate"],
-            "tokens": tokens_of(self.values),
-            "seed": self.seed,
-            "code_hash": self.code_hash,
-            "config_hash": self.config_hash,
-        }
-        return facts | result | machine
+        facts = {name: getattr(self, name) for name in (*KEY, "multiple")}
+        return facts | {"tokens": tokens_of(self.values)} | result | machine
 
 
 def key_of(row):
     """What identifies a row: its arm, code, configuration, rate and seed."""
-    names = ("arm", "code_hash", "config_hash", "purpose", "learning_rate", "seed")
-    return digest([row[name] for name in names])
-
-
-def tokens_of(values):
-    """The tokens that a run sees."""
-    return math.prod(values[key] for key in TOKENS)
+    return digest([row[name] for name in KEY])
 
 
 def longer(values, multiple):
@@ -126,25 +114,18 @@ class Course:
             check_changes_output(arms[part.name], arms[BASE], self.data["vocab_size"])
         self.arms = arms
         self.yardsticks = ngrams.yardsticks(self.counted, tokens_of(base), base["block_size"])
+        if "trigrams" not in self.yardsticks:
+            fix = "choose a text that is long enough to count them"
+            raise UserError("no n-gram losses", f"dataset={base['dataset']}", fix)
 
-    def recognise(self, identify):
-        """Compute the hashes of the arms, and read the rows that hold for them. identify(arms,
-        data) sets the code_hash of each arm."""
-        identify(self.arms, self.data)
+    def recognise(self):
+        """Compute the config_hash of the arms, which have a code_hash, and read their rows."""
         for arm in self.arms.values():
-            hashed = configuration(arm.values, self.data["vocab_size"])
+            hashed = configuration({"vocab_size": self.data["vocab_size"]} | arm.values)
             hashed |= {"torch": self.machine["torch"].partition("+")[0], "threads": 1}
             arm.config_hash = digest([hashed, self.data["fingerprint"]])
-        self.read_rows()
-
-    def read_rows(self):
-        """Read the rows that hold for the arms of this code. Failed runs are tried again."""
-        hashes = {name: (arm.code_hash, arm.config_hash) for name, arm in self.arms.items()}
-        self.rows = {}
-        for row in read_rows(self.folder / "rows.jsonl", is_row):
-            current = hashes.get(row["arm"]) == (row["code_hash"], row["config_hash"])
-            if current and row["status"] != "failed":
-                self.rows[key_of(row)] = row
+        facts = {name: vars(arm) for name, arm in self.arms.items()}
+        self.rows = current_rows(self.folder, facts)
 
     def keep_row(self, job, result):
         """Write the row of a run that has ended."""
@@ -166,7 +147,7 @@ class Course:
             "data_seed": seed,
         }
         hashes = {"code_hash": arm.code_hash, "config_hash": arm.config_hash}
-        return Job(self.setting.name, arm.name, purpose, multiple, values, seed, **hashes)
+        return Job(self.setting.name, arm.name, purpose, multiple, rate, values, seed, **hashes)
 
     def rate_jobs(self, multiples):
         """The base at multiples of the guess of its rate."""
@@ -213,8 +194,8 @@ class Course:
         pending = self.pending(self.base_jobs())
         if pending:
             return pending
-        self.admission = admission(self.base_losses(), self.yardsticks.get("trigrams"))
-        return self.pending(self.arm_jobs()) if self.admission["admitted"] else []
+        self.admission = admission(self.base_losses(), self.yardsticks["trigrams"])
+        return self.pending(self.arm_jobs()) if self.is_admitted else []
 
     def left(self):
         """(runs of the base, runs of the arms) that are left. The guess of r* stands for it while
@@ -231,9 +212,13 @@ class Course:
         return [job for job in jobs if job.key not in self.rows]
 
     @property
+    def is_admitted(self):
+        return self.admission is not None and self.admission["admitted"]
+
+    @property
     def needs_more_tokens(self):
         """Whether the setting is to begin anew with twice the tokens."""
-        refused = self.admission is not None and not self.admission["admitted"]
+        refused = self.admission is not None and not self.is_admitted
         return refused and self.doublings < DOUBLINGS
 
     # ------------------------------------------------------------ its losses
@@ -278,8 +263,6 @@ class Course:
     def write(self):
         """Write settings.json: what was planned, chosen and admitted."""
         arms = {}
-        if self.stored.get("doublings", 0) == self.doublings:
-            arms = dict(self.stored.get("arms", {}))  # also those that this command leaves out
         for name, arm in self.arms.items():
             part = next((part for part in self.parts if part.name == name), None)
             arms[name] = {
@@ -289,6 +272,9 @@ class Course:
                 "code_hash": arm.code_hash,
                 "config_hash": arm.config_hash,
             }
+        stored = self.stored.get("arms", {})
+        if stored.get(BASE) == arms[BASE]:
+            arms = stored | arms  # also those that this command leaves out
         base = self.arms[BASE].values
         content = {
             "setting": self.setting.name,
@@ -324,8 +310,10 @@ def loss_of(row, key):
 def admission(losses, trigrams):
     """Whether a base has learned enough, from its {multiple of the tokens: [losses]} and the loss
     of trigrams on the tokens that it saw: {"admitted", "why", "loss", "trigrams", "falls"}. A fall
-    is the nats that the loss falls by when the tokens double."""
+    is the nats that the loss falls by when the tokens double. Without losses, if a run diverged."""
     mean = {multiple: fmean(values) for multiple, values in losses.items()}
+    if not all(math.isfinite(loss) for loss in mean.values()):
+        return {"admitted": False, "why": "a run of the base diverged at its best rate"}
     falls = [mean[0.5] - mean[1], mean[1] - mean[2]]
     why = ""
     if not mean[1] < trigrams:
@@ -339,6 +327,18 @@ def admission(losses, trigrams):
         "trigrams": trigrams,
         "falls": falls,
     }
+
+
+def current_rows(folder, arms):
+    """{key: row} of the rows that hold for these arms, {name: its hashes and other facts}; without
+    runs that failed, which are tried again."""
+    rows = {}
+    for row in read_rows(folder / "rows.jsonl", is_row):
+        arm = arms.get(row["arm"], {})
+        current = all(arm.get(key) == row[key] for key in ("code_hash", "config_hash"))
+        if current and row["status"] != "failed":
+            rows[key_of(row)] = row
+    return rows
 
 
 def is_row(line):

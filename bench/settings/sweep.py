@@ -47,11 +47,11 @@ def main(argv, usage):
 
     check_predicted(plan)
     plan.out.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(lock_run(plan.out)):
+    with contextlib.closing(lock_run(plan.out, write_id=True)):
         stop = StopRequest()
         failed = measure(plan, courses, stop)
-        if not stop.status:
-            for course in courses:
+        for course in courses:
+            if course.is_admitted and not stop.status:
                 time_arms(course)
     with doing("predicting"):
         from bench.settings import table  # scipy takes a second to import
@@ -88,13 +88,10 @@ def check_predicted(plan):
 def recognise(course, plan):
     """Recognise the rows of a setting that hold for this code."""
     with doing(f"{course.setting.name}: computing the fingerprints of its arms") as show:
-
-        def set_hashes(arms, data):
-            lines = identify(arms, data, plan.out, show)
-            if not plan.config.dry_run:
-                identity.store(plan.out, lines)
-
-        course.recognise(set_hashes)
+        lines = identify(course.arms, course.data, plan.out, show)
+        if not plan.config.dry_run:
+            identity.store(plan.out, lines)
+        course.recognise()
     course.next_jobs()
 
 
@@ -115,12 +112,12 @@ def measure(plan, courses, stop):
     waiting = list(courses)  # settings that nothing has looked at yet
     active = []  # settings that have runs
     running = set()  # the keys of the runs in progress
-    failures = {}  # {key of a job: its reason}
+    failures = set()  # the keys of the runs that failed
     try:
         while not stop.status:
             for worker in workers:
                 if worker.job is None:
-                    job = next_job(plan, waiting, active, running | set(failures))
+                    job = next_job(plan, waiting, active, running | failures)
                     if job:
                         running.add(job.key)
                         worker.start(job)
@@ -136,7 +133,10 @@ def measure(plan, courses, stop):
                 report(course, job, result)
                 if result["status"] == "failed":
                     course.rows.pop(job.key)
-                    failures[job.key] = result["reason"]
+                    failures.add(job.key)
+        for course in active:  # the runs that are left have failed, or a stop was asked for
+            if course.is_admitted:
+                course.write()
     finally:
         for worker in workers:
             worker.process.terminate()
@@ -169,12 +169,14 @@ def next_job(plan, waiting, active, taken):
 
 def time_arms(course):
     """Time the steps of a setting's arms in turn, unless that is done, or the machine is busy."""
-    if not course.admission["admitted"]:
-        return
     path = course.folder / "costs.jsonl"
     hardware = course.machine["hardware"]
-    done = {row["arm"] for row in read_rows(path, is_cost) if row["hardware"] == hardware}
-    names = [part.name for part in course.parts if part.name not in done]
+    done = set()
+    for row in read_rows(path, is_cost):
+        if row.get("hardware") == hardware:
+            done.add((row["arm"], row.get("code_hash")))
+    names = [part.name for part in course.parts]
+    names = [name for name in names if (name, course.arms[name].code_hash) not in done]
     if not names or not wait_until_quiet(PATIENCE):
         return
     vocabulary = {"vocab_size": course.data["vocab_size"]}
@@ -198,11 +200,10 @@ def report(course, job, result):
 
 def say_end(course):
     """Print that a setting is done, or why it is not admitted."""
-    admission = course.admission
-    if admission["admitted"]:
+    if course.is_admitted:
         say(f"{course.setting.name}: done, {len(course.rows)} runs at r* = {course.best_rate:g}")
     else:
-        say(f"{course.setting.name}: not admitted: {admission['why']}")
+        say(f"{course.setting.name}: not admitted: {course.admission['why']}")
 
 
 # ---------------------------------------------------------------- the plan

@@ -18,7 +18,7 @@ from bench.ablation.arms import BASE
 from bench.ablation.rows import is_cost
 from bench.ablation.worth import DRAWS, Curve, Z
 from bench.settings import rates
-from bench.settings.setting import is_row, key_of
+from bench.settings.setting import current_rows
 from common import files
 from training.run_folder import read_rows
 
@@ -38,17 +38,13 @@ class Measured:
     def admitted(self):
         return bool((self.facts["admission"] or {}).get("admitted"))
 
-    @property
-    def best_rate(self):
-        return self.facts["best_rate"]
-
     def points(self, arm, half):
         """[(log of the rate over r*, loss on a half of the text)] of an arm at the full tokens,
         within a factor of two of r*."""
         points = []
         for row in self.rows:
             if row["arm"] == arm and row["purpose"] in ("rate", "base", "arm"):
-                x = math.log(row["learning_rate"] / self.best_rate)
+                x = math.log(row["learning_rate"] / self.facts["best_rate"])
                 if abs(x) <= math.log(2.05):
                     points.append((x, math.inf if row["status"] == "diverged" else row[half]))
         return points
@@ -85,12 +81,7 @@ def load(folder):
     for path in sorted(Path(folder).glob("*/settings.json")):
         facts = files.read_json(path, "move it away: bench/ablate.py writes another one")
         arms = facts["arms"]
-        rows = {}
-        for row in read_rows(path.with_name("rows.jsonl"), is_row):
-            arm = arms.get(row["arm"], {})
-            current = all(arm.get(key) == row[key] for key in ("code_hash", "config_hash"))
-            if current and row["status"] != "failed":
-                rows[key_of(row)] = row
+        rows = current_rows(path.parent, arms)
         ratios = {}
         for row in read_rows(path.with_name("costs.jsonl"), is_cost):
             arm = arms.get(row["arm"], {})
@@ -112,10 +103,13 @@ def worths_of(measured):
             points = measured.points(name, rates.REPORTED)
             if points:
                 arms[name] = points
-    shape = {half: pooled(measured, arms, half) for half in (rates.CHOOSING, rates.REPORTED)}
+    shape = dict.fromkeys((rates.CHOOSING, rates.REPORTED))  # the curvature on each half
     tuned = any(len({x for x, _ in points}) > 1 for points in arms.values())
-    if not tuned:  # the first pass: all at r* alone
-        shape = dict.fromkeys(shape)
+    if tuned:
+        for half in shape:
+            curves = [measured.points(name, half) for name in (BASE, *arms)]
+            shape[half] = rates.curvature(curves)
+    else:  # the first pass: all at r* alone
         base = [(x, loss) for x, loss in base if abs(x) < 0.01]
     noise = noise_of(measured, base, arms, shape[rates.REPORTED])
     base_loss, base_share, _ = best_of(measured, BASE, base, shape, tuned)
@@ -143,11 +137,6 @@ def worths_of(measured):
             )
         )
     return found
-
-
-def pooled(measured, arms, half):
-    """The common curvature of the setting's curves of rates, on a half of the text."""
-    return rates.curvature([measured.points(name, half) for name in (BASE, *arms)])
 
 
 def best_of(measured, name, points, shape, tuned):

@@ -280,9 +280,10 @@ def test_folders_of_one_sweep_are_joined_by_what_their_code_computes(tmp_path, a
     assert runs.groupby("arm").code_hash.nunique().max() == (1 if agree else 2)
 
 
-def test_a_folder_without_fingerprints_is_a_mistake(tmp_path):
-    with pytest.raises(UserError, match="fingerprints"):
-        fingerprint.main([str(tmp_path)])
+def test_a_check_of_no_folder_or_of_one_without_fingerprints_is_a_mistake(tmp_path):
+    for argv, words in ((["--form"], "name folders"), ([str(tmp_path)], "fingerprints")):
+        with pytest.raises(UserError, match=words):
+            fingerprint.main(argv)
 
 
 def test_the_machine_is_part_of_the_configuration(planned, monkeypatch):

@@ -38,7 +38,7 @@ def course_of(tmp_path, monkeypatch, loss, **keys):
     monkeypatch.setattr(setting, "open_data", lambda base: (facts, None, stored))
     config = plans.SettingsConfig(out_dir=str(tmp_path), **keys)
     parts = plans.parts_of({"QK norm": {"qk_norm": "head"}, "Elsewhere": ELSEWHERE})
-    plan = plans.Plan(config, [], parts, [])
+    plan = plans.Plan(config, [], parts)
     machine = {"torch": "2.13.0", "hardware": "a CPU", "git_commit": "abc"}
     course = setting.Course(plan, plans.Setting("c01", values, False), machine)
     open_course(course)
@@ -48,12 +48,9 @@ def course_of(tmp_path, monkeypatch, loss, **keys):
 
 def open_course(course):
     course.check()
-
-    def set_hashes(arms, data):
-        for arm in arms.values():
-            arm.code_hash = f"code of {arm.name}"
-
-    course.recognise(set_hashes)
+    for arm in course.arms.values():
+        arm.code_hash = f"code of {arm.name}"
+    course.recognise()
     course.next_jobs()
 
 
@@ -158,6 +155,8 @@ def test_admission_wants_a_loss_that_falls_less_and_less():
     assert setting.admission(curve, 2.4)["admitted"]
     assert not setting.admission(curve, 2.1)["admitted"]
     assert not setting.admission(curve | {2: [1.8]}, 2.4)["admitted"]
+    diverged = setting.admission(curve | {2: [math.inf]}, 2.4)  # json has no infinity
+    assert diverged == {"admitted": False, "why": "a run of the base diverged at its best rate"}
 
 
 def test_the_interval_of_a_worth_contains_it(monkeypatch):
@@ -199,6 +198,80 @@ def test_a_worth_beyond_the_curve_is_censored(tmp_path, monkeypatch, loss, censo
     measured.facts["arms"]["QK norm"]["taken_out"] = True
     (taken_out,) = worths.worths_of(measured)
     assert (taken_out.censored, taken_out.log_worth) == (-censored, -worth.log_worth)
+
+
+class Done:
+    """A worker whose runs end at once, with the loss of the course."""
+
+    def __init__(self):
+        self.job = None
+        self.process = SimpleNamespace(terminate=lambda: None)
+
+    def start(self, job):
+        self.job = job
+
+    def result(self):
+        job, self.job = self.job, None
+        if Done.fails(job):
+            return job, {"status": "failed", "reason": "no memory"}
+        losses = dict.fromkeys(("val_loss", rates.CHOOSING, rates.REPORTED), falling(job))
+        return job, losses | {"status": "done", "reason": None, "seconds": 1}
+
+
+@pytest.mark.parametrize(
+    "fails, admitted, left",
+    [
+        (lambda job: False, True, 0),
+        (lambda job: job.purpose == "arm", True, 1),
+        (lambda job: job.arm == "base x2", False, 1),
+    ],
+)
+def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, fails, admitted, left):
+    """The setting is written where its base is measured; the next command tries the run again."""
+    monkeypatch.setattr(sweep, "Worker", Done)
+    monkeypatch.setattr(Done, "fails", fails, raising=False)
+    monkeypatch.setattr(sweep, "ended", lambda workers, seconds: [w for w in workers if w.job])
+    monkeypatch.setattr(sweep, "recognise", lambda course, plan: open_course(course))
+    course = course_of(tmp_path, monkeypatch, falling)
+    plan = SimpleNamespace(config=plans.SettingsConfig(workers=2))
+    assert sweep.measure(plan, [course], SimpleNamespace(status=None)) == left
+    assert course.is_admitted == admitted
+    assert [each.admitted for each in worths.load(tmp_path)] == [True] * admitted
+    again = course_of(tmp_path, monkeypatch, falling)
+    assert len(again.next_jobs()) == left
+
+
+def test_arms_of_another_base_are_not_kept(tmp_path, monkeypatch):
+    """settings.json keeps the arms that a command leaves out while their base is the same."""
+    run_all(course_of(tmp_path, monkeypatch, falling))
+    for hashed, kept in (("code of base", True), ("another", False)):
+        course = course_of(tmp_path, monkeypatch, falling)
+        course.parts = []
+        course.check()
+        for arm in course.arms.values():
+            arm.config_hash = course.stored["arms"][arm.name]["config_hash"]
+            arm.code_hash = hashed if arm.name == "base" else f"code of {arm.name}"
+        course.write()
+        assert ("QK norm" in setting.stored_settings(course.folder)["arms"]) == kept
+
+
+def test_the_steps_of_an_arm_are_timed_once_for_each_code(tmp_path, monkeypatch):
+    timed = []
+
+    def time_arms(values, threads):
+        timed.append(sorted(values))
+        return [{"arm": name, "quiet": True} for name in values], None
+
+    monkeypatch.setattr(sweep, "wait_until_quiet", lambda seconds: True)
+    monkeypatch.setattr(sweep, "is_cost", lambda line: "arm" in line)
+    monkeypatch.setattr(sweep.step_times, "time_arms", time_arms)
+    course = course_of(tmp_path, monkeypatch, falling)
+    run_all(course)
+    sweep.time_arms(course)
+    sweep.time_arms(course)
+    course.arms["QK norm"].code_hash = "changed"
+    sweep.time_arms(course)
+    assert timed == [["QK norm", "base"]] * 2
 
 
 def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, monkeypatch, capsys):

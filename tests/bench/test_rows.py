@@ -106,9 +106,9 @@ ODD_COSTS += [{"milliseconds_per_step": {}}, {"milliseconds_per_step": {"median"
 @pytest.mark.parametrize("odd", ODD_COSTS, ids=lambda odd: str(odd)[:40])
 def test_odd_costs_are_named_and_left_out(tmp_path, capsys, odd):
     _, _, prices = make_sweep(tmp_path, effects=ROPE, diverged=(), stale=False)
-    before = rows.costs(tmp_path)
+    before = rows.costs([tmp_path], plans.plan(tmp_path))
     write_lines(tmp_path, [*prices.values(), prices["rope"] | odd], "costs.jsonl")
-    assert rows.costs(tmp_path).equals(before)
+    assert rows.costs([tmp_path], plans.plan(tmp_path)).equals(before)
     assert (
         f"costs.jsonl is damaged and read without line {len(prices) + 1}" in capsys.readouterr().err
     )
@@ -130,7 +130,7 @@ def test_times_measured_beside_other_work_are_left_out(tmp_path):
     _, _, prices = make_sweep(tmp_path, effects=ROPE, diverged=(), stale=False)
     prices["rope"]["quiet"] = False
     write_lines(tmp_path, prices.values(), "costs.jsonl")
-    costs = rows.costs(tmp_path).set_index("arm")
+    costs = rows.costs([tmp_path], plans.plan(tmp_path)).set_index("arm")
     assert costs.loc["rope", ["step_ratio", "ms_per_step"]].isna().all()
     assert costs.parameters.notna().all() and costs.step_ratio["base-again"] == 1 + 1 / 24
 

@@ -73,7 +73,7 @@ def test_batches_and_warmup_are_the_same_everywhere(answer):
         assert values["warmup_iters"] == values["max_iters"] // 10
 
 
-def test_the_command_line_narrows_the_plan():
+def test_the_command_line_narrows_the_plan(answer):
     assert [s.name for s in plans.read([ANSWER, "--settings=2"], "").settings] == ["c04", "c06"]
     named = plans.read([ANSWER, "--settings=h1,c16", "--arms=RoPE", "--passes=2"], "")
     assert [s.name for s in named.settings] == ["h1", "c16"]
@@ -81,9 +81,19 @@ def test_the_command_line_narrows_the_plan():
     assert named.config.passes == 2
     mine = plans.read([ANSWER, '--arms={"mine": {"qk_norm": "head"}}'], "")
     assert mine.parts[0].put_in == {"qk_norm": "head"}
-    for wrong, fix in (("settings=x", "c04"), ("arms=rope", "mean RoPE"), ("pass=1", "--passes=1")):
+    twice = plans.read([ANSWER, "--settings=c04,c04", "--arms=RoPE,RoPE"], "")
+    assert len(twice.settings) == len(twice.parts) == 1
+    nested = 'arms={"mine": {"put_in": "swiglu"}}'
+    wrong = {"settings=x": "c04", "arms=rope": "mean RoPE", "pass=1": "passes", nested: "put_in"}
+    for words, fix in wrong.items():
         with pytest.raises(UserError, match=fix):
-            plans.read([ANSWER, f"--{wrong}"], "")
+            plans.read([ANSWER, f"--{words}"], "")
+    incomplete = dict(answer.settings[0].values)
+    del incomplete["warmup_iters"]
+    with pytest.raises(UserError, match="no warmup_iters .setting c04"):
+        plans.check_values(incomplete, "c04")
+    doubled = answer.settings[0].values | {"gradient_accumulation_steps": 2}
+    assert plans.tokens_of(doubled) == 2 * plans.tokens_of(answer.settings[0].values)
 
 
 def test_a_part_is_taken_out_of_a_base_that_has_it(answer):

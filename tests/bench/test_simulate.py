@@ -62,4 +62,4 @@ def test_a_screening_errs_as_often_as_it_says():
 @pytest.mark.slow
 def test_the_page_is_what_the_command_writes():
     text = simulate.PAGE.read_text(encoding="utf-8")
-    assert simulate.page(text) == text
+    assert simulate.page(text, simulate.tables(simulate.SWEEPS)) == text

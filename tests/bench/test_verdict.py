@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from bench import verdict, verdict_rows
-from bench.ablation import contrasts
+from bench.ablation import contrasts, power
 from common.errors import UserError
 from common.files import ROOT
 
@@ -148,7 +148,7 @@ def test_the_seeds_that_would_decide():
     _, small, large = verdict.judge(
         [{"baseline": noise, "small": noise - 0.5, "large": noise - 1.2}], margin=None
     )
-    assert seeds_of(large) < seeds_of(small) < verdict.MOST_SEEDS
+    assert seeds_of(large) < seeds_of(small) < power.MOST_SEEDS
     n = 5 + seeds_of(small)
     random = np.random.default_rng(0)
     sd = noise.std(ddof=1)

@@ -160,14 +160,11 @@ def quick(monkeypatch, same_code):
         (Path(outs[0]) / "report.md").write_text("report")
         return Path(outs[0]) / "report.md"
 
-    def not_measured(job, *_):
-        return {"extrapolation": {}, "sample": None}
-
     monkeypatch.setattr(report, "judge", lambda outs: outs)
     monkeypatch.setattr(report, "write", write)
     monkeypatch.setattr(report, "terminal", lambda outs: "the table")
     monkeypatch.setattr(step_times, "time_arms", made_up_times)
-    monkeypatch.setattr(runs, "measure_trained", not_measured)
+    monkeypatch.setattr(runs, "measure_trained", lambda *_: {"extrapolation": {}, "sample": None})
     monkeypatch.setattr(runs, "POLL", 0.02)
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.ablation import contrasts
+from bench.ablation import contrasts, plans
 from bench.ablation.contrasts import compare, contrast, pooled_variance
-from bench.ablation.power import ALPHA, control_runs, least_runs
+from bench.ablation.power import ALPHA, least_runs
 from common.files import ROOT
 
 PAGE = ROOT / "bench" / "results" / "simulation.md"
@@ -49,7 +49,7 @@ class Design:
     @property
     def control(self):
         """(runs of the base, of base again)."""
-        return control_runs(self.arms, self.seeds, self.controls)
+        return plans.control_runs(self.arms, self.seeds, self.controls)
 
     @property
     def refused(self):
@@ -222,11 +222,10 @@ def tables(sweeps):
     yield table(["seeds", "noise", "error", "finds 2", "finds 3", "finds 4"], rows)
 
 
-def page(text, sweeps=SWEEPS):
-    """The text of simulation.md with each of its tables computed again."""
-    made = tables(sweeps)
+def page(text, made):
+    """The text of a page with the next of some tables in the place of each that it has."""
     return re.sub(r"(^\|.*\n)+", lambda _: next(made), text, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), tables(SWEEPS)), encoding="utf-8")

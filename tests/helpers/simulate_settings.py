@@ -8,7 +8,6 @@ judge the real settings judge the simulated ones.
 """
 
 import itertools
-import re
 from dataclasses import dataclass
 from unittest import mock
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from bench.ablation import effects, predictions
 from common.files import ROOT
-from helpers.simulate import table
+from helpers.simulate import page, table
 
 PAGE = ROOT / "bench/results/simulation_settings.md"
 STUDIES = 60  # of PARTS parts, for each figure
@@ -166,11 +165,5 @@ def tables(studies):
         yield table(headings, [row_of(*case, studies) for case in cases])
 
 
-def page(text, studies=STUDIES):
-    """The text of simulation_settings.md with each of its tables computed again."""
-    made = tables(studies)
-    return re.sub(r"(^\|.*\n)+", lambda _: next(made), text, flags=re.MULTILINE)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), tables(STUDIES)), encoding="utf-8")

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.ablation import plans, rows, verdicts
-from bench.ablation.power import control_runs
 
 EFFECTS = {  # arm -> planted effect on the final loss
     "base": 0.0,
@@ -101,7 +100,7 @@ def make_sweep(
     sweep["arms"] = planned
 
     row = row_maker(sweep, effects, noise, curve_points, test_split)
-    control = control_runs(len(effects.keys() - {"base", "base-again"}), seeds)
+    control = plans.control_runs(len(effects.keys() - {"base", "base-again"}), seeds)
     base, again = control if "base-again" in effects else (sum(control), 0)
     runs = dict.fromkeys(effects, seeds) | {"base": base, "base-again": again}
     rows = [
