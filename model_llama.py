@@ -41,7 +41,7 @@ class LlamaConfig:
             raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         if self.n_embd // self.n_head % 2:
             size = f"n_embd={self.n_embd} over n_head={self.n_head}"
-            raise ValueError(f"{size} gives an odd head size: RoPE rotates pairs")
+            raise ValueError(f"{size} gives an odd head size, and RoPE rotates pairs")
 
 
 class RMSNorm(nn.Module):

@@ -26,7 +26,6 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -129,7 +128,10 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
         if name in SHAKESPEARE:
             meta["canonical"] = sha256 == sources.CANONICAL
         if not isinstance(text, PairRows):
-            meta["ngrams"] = measure_ngrams(new, meta)
+            dtype = token_files.on_disk(meta["dtype"])
+            train = np.memmap(new / "train.bin", dtype, "r")
+            val = np.memmap(new / "val.bin", dtype, "r")
+            meta["ngrams"] = ngrams.measure(train, val, meta["vocab_size"])
         token_files.write_meta(new, meta, tokenizer)
         describe(meta, first.skipped)
     return meta
@@ -199,12 +201,9 @@ def chosen_tokenizer(name, kind, text):
     elif isinstance(text, dict) or text.size is None or text.size >= FEW_BYTES:
         kind = "gpt2"
         what = "tokens of GPT-2"
-    elif find_spec("tokenizers"):
+    else:
         kind = SMALL_BPE
         what = "tokens of a small BPE, trained on it"
-    else:
-        kind = "char"
-        what = "characters"
     print(f"  the text is prepared in {what}; --tokenizer=char, byte, bpe or gpt2 chooses")
     return kind
 
@@ -236,14 +235,6 @@ def tokenizer_maker(name, kind, vocab_size=None):
 
 
 # ---------------------------------------------------------------- what is printed
-
-
-def measure_ngrams(folder, meta):
-    """The losses of n-grams on the tokens that were just written, for meta.json."""
-    dtype = token_files.on_disk(meta["dtype"])
-    train = np.memmap(folder / "train.bin", dtype, "r")
-    val = np.memmap(folder / "val.bin", dtype, "r")
-    return ngrams.measure(train, val, meta["vocab_size"])
 
 
 def describe(meta, skipped):
@@ -379,9 +370,8 @@ def print_list(data_dir):
 
 def main(argv):
     given = load(argv, [PrepareConfig], __doc__, renamed=RENAMED)
-    values = given.values
     words = given.words
-    config = build(PrepareConfig, values)
+    config = build(PrepareConfig, given.values)
     if config.list:
         return print_list(config.data_dir)
     if len(words) != 1:

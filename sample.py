@@ -41,7 +41,7 @@ from sampling.prompts import chat_prompt, fit, note, read_prompts, show, show_cu
 from sampling.reader import Reader, ragged
 from sampling.settings import OF_TEXT, SampleConfig, moved
 from sampling.text import Sample
-from weights.checkpoint import open_run
+from weights.checkpoint import find, open_run
 
 BATCH_SIZE = 64  # samples that are written at once, if there is a file of prompts
 
@@ -213,27 +213,22 @@ class Opened(NamedTuple):
     prompts: list  # texts, as this tokenizer can read them
 
 
-def is_run(name):
-    """Whether a name stands for a run folder, and not for pretrained weights."""
-    return Path(name, "ckpt").is_dir()
-
-
-def open_weights(name, step, device, pretrained):
+def open_weights(name, step, device):
     """(model in evaluation mode, tokenizer, description) of a run or of pretrained weights."""
-    if pretrained:
-        from weights.hf import open_pretrained
+    if Path(name, "ckpt").is_dir():
+        model, tokenizer, trained, state = open_run(name, step, device)
+        return model, tokenizer, f"{trained['model']} after {state['step']} steps, from {name}"
+    from weights.hf import open_pretrained
 
-        model, tokenizer = open_pretrained(name)
-        return model.to(device).eval(), tokenizer, name
-    model, tokenizer, trained, state = open_run(name, step, device)
-    return model, tokenizer, f"{trained['model']} after {state['step']} steps, from {name}"
+    model, tokenizer = open_pretrained(name)
+    return model.to(device).eval(), tokenizer, name
 
 
 def load(name, checkpoint="latest", device="cpu"):
     """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
     a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
     name = os.path.expanduser(name)
-    model, tokenizer, _ = open_weights(name, checkpoint, device, not is_run(name))
+    model, tokenizer, _ = open_weights(name, checkpoint, device)
     return model, tokenizer
 
 
@@ -249,12 +244,12 @@ def choose_device(config):
     return runtime.device, "int8"
 
 
-def open_model(name, texts, config, device, dtype, pretrained=False):
+def open_model(name, texts, config, device, dtype):
     """Open a model to write with: fit the prompts to its tokenizer, and convert its weights to the
     number format `dtype` and to the order in which a token reads them fastest."""
     from sampling.fast import make_fast  # here, since train.py and load do without
 
-    model, tokenizer, what = open_weights(name, config.checkpoint, device, pretrained)
+    model, tokenizer, what = open_weights(name, config.checkpoint, device)
     note(what)
     prompts = fit_prompts(model, tokenizer, texts, config)
     # Only a sample that is written alone uses compiled code: batches do not repay compiling it.
@@ -345,6 +340,7 @@ def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
     last."""
     name, model, tokenizer, prompts = opened
     wanted = numbered(prompts, config.num_samples)
+    last = None
     batch_size = batch_size if config.prompts else 1
     streamed = batch_size == 1 and not config.jsonl
     show_piece = show if streamed else lambda piece: None
@@ -356,7 +352,8 @@ def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
         show_piece("\n")
         for sample in samples:
             report(name, sample, config, streamed)
-    return sample if wanted else None
+            last = sample
+    return last
 
 
 def converse(opened, config):
@@ -399,9 +396,11 @@ def main(argv):
     config = build_config(given.values)
     texts = read_prompts(config.start, config.prompts)  # first, so that a mistake shows at once
     device, dtype = choose_device(config)
-    pretrained = config.init_from != "resume"
-    name = config.init_from if pretrained else config.out_dir
-    opened = open_model(name, texts, config, device, dtype, pretrained)
+    resumes = config.init_from == "resume"
+    name = config.out_dir if resumes else config.init_from
+    if resumes:
+        find(name, config.checkpoint)  # raises UserError if this is no run
+    opened = open_model(name, texts, config, device, dtype)
     if config.chat and not config.start and not config.prompts:
         config.num_samples = 1
         converse(opened, config)

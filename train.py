@@ -36,7 +36,7 @@ from tokens.batches import Loader, to_device
 from tokens.data import Dataset
 from training import description, evaluation, net, ranks, run_folder, terminal
 from training.optim import learning_rate, make_optimizers
-from training.settings import TrainConfig, check_order, first_state, read_config
+from training.settings import TrainConfig, check_order, first_state, read_config, say
 from weights import checkpoint
 from weights.checks import check_size
 
@@ -73,7 +73,8 @@ def prepare_missing(folder):
 def make_model(settings, tokenizer, vocab_size):
     """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new."""
     if settings.folder:
-        return checkpoint.load_model(settings.folder, settings.model)
+        fix = "leave out the keys that change the architecture"
+        return checkpoint.load_model(settings.folder, settings.model, fix=fix)
     if settings.config.init_from == "scratch":
         return new_model(settings, vocab_size)
 
@@ -116,7 +117,7 @@ class Run:
     program: str = "train.py"  # the command that resumes it
     saved: int | None = None  # the step of the newest checkpoint
     unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
-    changing: bool = False  # whether a step is changing what is saved, which is then of no step
+    changing: bool = False  # whether a step is half done, so that nothing may be saved
     hold: run_folder.Hold | None = None  # of its folder, on rank 0 while it trains
     progress: Callable = lambda *counted: None  # takes a split, its batches scored, all of them
 
@@ -150,7 +151,8 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     step_samples = config.batch_size * config.gradient_accumulation_steps
     tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
     flops = 6 * description.used_parameters(model) * tokens
-    reason = "as asked" if settings.state is None else "as when this run began"
+    asked = settings.state is None or "compile" in settings.command_line.typed
+    reason = "as asked" if asked else "as when this run began"
     runtime.choose_compile(config.compile, flops, reason)
     kind = runtime.device.split(":")[0]
     device = kind if config.device == "auto" else config.device
@@ -314,10 +316,7 @@ def evaluate(run, split, limit, stop=None, name=""):
         arrays = group[runtime.rank % len(group)]
         inputs = [to_device(array, runtime.device) for array in arrays]
         with runtime.autocast():
-            if split.measures:  # prompts and answers: are the answers right?
-                value = scored(*inputs, measured=True)
-            else:
-                value = scored(*inputs)
+            value = scored(*inputs, measured=bool(split.measures))  # are the answers right?
         # The rows of all ranks are added up, so a batch of another rank has a row here too, of 0.
         for rank, (_, y, *_) in enumerate(group):
             values.append(value)
@@ -339,7 +338,9 @@ def score_splits(run, data, stop=None):
         "val": evaluate(run, val_split, limit, stop, "val"),
     }
     if limit and run.step == run.config.max_iters:
-        sums["whole"] = evaluate(run, val_split, 0, stop, "all of val")
+        sums["whole"] = sums["val"]
+        if limit < len(val_split):
+            sums["whole"] = evaluate(run, val_split, 0, stop, "all of val")
     if any(values is None for values in sums.values()):
         return None
     return sums
@@ -357,10 +358,9 @@ def score(run, stop=None):
 # ---------------------------------------------------------------- the loop
 
 
-def train(run, log):
+def train(run, log, stop):
     """Take all steps, and evaluate and save whenever that is due. Returns (exit status of a stop
     signal or None, median tokens/s)."""
-    stop = StopRequest()
     clock = terminal.Clock(run)
     run.progress = log.progress
     while True:
@@ -473,10 +473,10 @@ def train_or_evaluate(settings, build_run):
     """Build the run of some Settings by build_run(settings, runtime), and train or evaluate it.
     Every mistake is found before anything is written to out_dir. Returns a Result."""
     config = settings.config
-    out_dir = (config.out_dir, settings.state is not None, config.overwrite)
+    asked = {"resuming": settings.state is not None, "overwrite": config.overwrite}
     runtime = start_runtime(settings)
     if not config.eval_only:
-        ranks.main_first(lambda: run_folder.check_out_dir(*out_dir), runtime)
+        ranks.main_first(lambda: run_folder.check_out_dir(config.out_dir, **asked), runtime)
     run = build_run(settings, runtime)
     if runtime.main:
         description.describe(run)
@@ -484,19 +484,20 @@ def train_or_evaluate(settings, build_run):
     if config.eval_only:
         with terminal.explained(run), terminal.counting(run):
             text = evaluation_text(run)
-        terminal.print_once(runtime, text)
+        say(text)
         return Result(0)
     if run.step > config.max_iters or (run.step == config.max_iters and not evaluation_due(run)):
         done = f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)"
-        terminal.print_once(runtime, done)
+        say(done)
         return Result(0, settings.folder)
 
     # Train. Rank 0 holds the lock of the run folder until the end; elsewhere it is None.
-    run.hold = ranks.main_first(lambda: run_folder.open_out_dir(*out_dir), runtime)
-    with closing(run.hold) if run.hold else nullcontext():
+    run.hold = ranks.main_first(lambda: run_folder.open_out_dir(config.out_dir, **asked), runtime)
+    hold = closing(run.hold) if run.hold else nullcontext()
+    with hold, closing(StopRequest()) as stop:
         log = terminal.RunLog(run) if runtime.main else terminal.NoLog()
         with terminal.explained(run, save):  # after an error: save, then explain
-            status, speed = train(run, log)
+            status, speed = train(run, log, stop)
         log.close()
         if runtime.main and status:
             terminal.print_how_to_continue(run, log.broken)
@@ -517,7 +518,7 @@ def start_runtime(settings):
     runtime = set_up(settings.config.device, settings.config.dtype)
     words = settings.command_line.arguments
     command = terminal.command(settings.program, *words, launcher=terminal.launcher(runtime))
-    terminal.print_once(runtime, f"this run:\n{command}")
+    say(f"this run:\n{command}")
     ranks.check_layout(settings.config, runtime)
     return runtime
 

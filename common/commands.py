@@ -34,7 +34,7 @@ def script(name):
 
 
 def quoted(word):
-    """A word as a shell reads it: what a terminal would obey as an escape."""
+    """A word quoted for a shell. Characters that a terminal would obey become escapes."""
     if word.isprintable():
         return shlex.quote(word)
     letters = []

@@ -5,7 +5,7 @@ the source of the dataclasses that declare them; their values are checked later.
 
 import sys
 
-from common.errors import UserError, end_at_once, fail, starting
+from common.errors import UserError, end_at_once, fail, speaks, tell
 
 # The functions import what they need, since until `end_at_once` Ctrl-C prints a traceback.
 
@@ -15,12 +15,15 @@ ABLATE = ("pandas", "rich", "scipy")  # what bench/ and some commands of extras/
 
 
 def start(script, *sources):
-    """Check the keys of a script that imports torch, and print that it is starting. sources: the
-    files of this repo that declare its keys."""
+    """Check the keys of a script that imports torch, and print that it is starting, since the
+    import takes seconds without any output. sources: the files of this repo that declare its
+    keys."""
     end_at_once()
     check_keys(*sources)
     need("torch")
-    starting(script)
+    wants_help = any(arg == "-h" or arg.startswith("--help") for arg in sys.argv)
+    if sys.stderr and speaks() and (sys.stderr.isatty() or not wants_help):
+        tell(f"{script} is starting: importing torch")
 
 
 def need(*packages):

@@ -125,16 +125,6 @@ def end_at_once():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def starting(script):
-    """Print which script is starting, because importing torch takes seconds without any output.
-    Until `run` is called, Ctrl-C ends the process at once. A script calls this before its slow
-    imports."""
-    end_at_once()
-    wants_help = any(arg == "-h" or arg.startswith("--help") for arg in sys.argv)
-    if sys.stderr and speaks() and (sys.stderr.isatty() or not wants_help):
-        tell(f"{script} is starting: importing torch")
-
-
 def run(main):
     """Run `main(argv)` as a script and exit with its status, or with the status of the error that
     it raises. `--debug` prints the traceback as well."""
@@ -143,7 +133,7 @@ def run(main):
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
     try:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `starting`
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `end_at_once`
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if sys.stdout is None:
             fix = "redirect it to a file, or to /dev/null"

@@ -273,10 +273,17 @@ class StopRequest:
     def __init__(self):
         self.status = None
         self.noted_at = None  # when the first signal came
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.note)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored, as by nohup
-            signal.signal(signal.SIGHUP, self.note)
+        self.handlers = {}  # those that Python had
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            handler = signal.getsignal(number)
+            if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # ignored, as by nohup
+                self.handlers[number] = handler
+                signal.signal(number, self.note)
+
+    def close(self):
+        """Give the signals back: the caller may be a notebook."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
 
     def note(self, number, frame):
         """The handler. It prints nothing: where the reader of our output has left, as `tee` has

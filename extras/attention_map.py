@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from common.configurator import NonNegativeInt, PathName, build, load
 from common.files import write
 from parts.part import ShortConv
-from sample import check_context, choose_device, is_run, open_weights
+from sample import check_context, choose_device, open_weights
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_prompts
 from sampling.settings import SampleConfig
@@ -155,12 +155,11 @@ def check_path(path):
 def read(argv):
     """(MapConfig, SampleConfig, name of the model) of a command line."""
     given = load(argv, [MapConfig, SampleConfig], __doc__)
-    values = given.values
     names = given.words
     if len(names) != 1:
         fix = 'python -m extras.attention_map RUN --start="First Citizen:"'
         raise UserError("name one model", "command line", fix)
-    return build(MapConfig, values), build(SampleConfig, values), names[0]
+    return build(MapConfig, given.values), build(SampleConfig, given.values), names[0]
 
 
 def main(argv):
@@ -168,7 +167,7 @@ def main(argv):
     (text,) = read_prompts(config.start)
     check_path(settings.out)
     device, dtype = choose_device(config)
-    model, tokenizer, what = open_weights(name, config.checkpoint, device, not is_run(name))
+    model, tokenizer, what = open_weights(name, config.checkpoint, device)
     note(what)
     check_context(model, config.context)
     check_layer(model, settings.layer)

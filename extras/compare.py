@@ -239,11 +239,10 @@ def write_picture(figure, path):
 def read(argv):
     """(CompareConfig, the run folders) of a command line."""
     given = load(argv, [CompareConfig], __doc__)
-    values = given.values
     folders = given.words
     if not folders:
         raise UserError("no run folders", "command line", "type python -m extras.compare RUN RUN")
-    return build(CompareConfig, values), folders
+    return build(CompareConfig, given.values), folders
 
 
 def main(argv):

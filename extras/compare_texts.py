@@ -15,7 +15,7 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start("extras.compare_texts", "sampling/settings.py")
 
 from common.configurator import load
-from sample import build_config, choose_device, is_run, numbered, open_model, report, write_samples
+from sample import build_config, choose_device, numbered, open_model, report, write_samples
 from sampling.prompts import read_prompts, shown
 from sampling.settings import SampleConfig
 
@@ -81,10 +81,7 @@ def main(argv):
     config, names = read(argv)
     texts = read_prompts(config.start, config.prompts)
     device, dtype = choose_device(config)
-    opened = [
-        open_model(name, texts, config, device, dtype, pretrained=not is_run(name))
-        for name in names
-    ]
+    opened = [open_model(name, texts, config, device, dtype) for name in names]
     write_side_by_side(opened, config)
 
 

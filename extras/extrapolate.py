@@ -138,12 +138,11 @@ def loss_table(T, lines):
 def read(argv):
     """(ExtrapolateConfig, the run folders) of a command line."""
     given = load(argv, [ExtrapolateConfig], __doc__)
-    values = given.values
     outs = given.words
     if not outs:
         fix = "type python -m extras.extrapolate out-alibi out-rope"
         raise UserError("no run folders", "command line", fix)
-    return build(ExtrapolateConfig, values), outs
+    return build(ExtrapolateConfig, given.values), outs
 
 
 def main(argv):

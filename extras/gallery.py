@@ -210,11 +210,10 @@ def draw_all(config, folder):
 def read(argv):
     """The GalleryConfig of a command line."""
     given = load(argv, [GalleryConfig], __doc__)
-    values = given.values
     words = given.words
     if words:
         raise UserError(f"{words[0]} is not a key", "command line", "write --gpt2=RUN --llama=RUN")
-    return build(GalleryConfig, values)
+    return build(GalleryConfig, given.values)
 
 
 def main(argv):

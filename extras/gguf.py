@@ -167,9 +167,8 @@ class GgufConfig:
 def read(argv):
     """(GgufConfig, the run folder) of a command line."""
     given = load(argv, [GgufConfig], __doc__)
-    values = given.values
     runs = given.words
-    config = build(GgufConfig, values)
+    config = build(GgufConfig, given.values)
     if len(runs) != 1 or not config.dest:
         what = "dest is missing" if runs else "no run folder"
         raise UserError(what, "command line", "type python -m extras.gguf RUN --dest=FILE")

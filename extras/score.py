@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional as F
 
 from common.configurator import PathName, build, load
-from sample import check_context, choose_device, is_run, open_weights
+from sample import check_context, choose_device, open_weights
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_text, show_cut
 from sampling.reader import Reader
@@ -156,11 +156,10 @@ def clean(text):
 def read(argv):
     """(ScoreConfig, SampleConfig, names of the models) of a command line."""
     given = load(argv, [ScoreConfig, SampleConfig], __doc__)
-    values = given.values
     names = given.words
     if not names:
         raise UserError("name a model", "command line", "python -m extras.score RUN --text=FILE")
-    return build(ScoreConfig, values), build(SampleConfig, values), names
+    return build(ScoreConfig, given.values), build(SampleConfig, given.values), names
 
 
 def main(argv):
@@ -170,8 +169,7 @@ def main(argv):
     rows = []
     tokenizers = set()
     for name in names:
-        pretrained = not is_run(name)
-        model, tokenizer, what = open_weights(name, config.checkpoint, device, pretrained)
+        model, tokenizer, what = open_weights(name, config.checkpoint, device)
         note(what)
         check_context(model, config.context)
         model = make_fast(model, dtype)

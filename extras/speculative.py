@@ -27,7 +27,6 @@ from sample import (
     build_config,
     choose_device,
     draw,
-    is_run,
     open_model,
     probabilities,
     write_all,
@@ -176,19 +175,18 @@ def open_draft(name, tokenizer, device, dtype):
 def read(argv):
     """(SpeculativeConfig, SampleConfig, name of the model) of a command line."""
     given = load(argv, [SpeculativeConfig, SampleConfig], __doc__)
-    values = given.values
     names = given.words
     if len(names) != 1:
         fix = "python -m extras.speculative RUN --draft=SMALL"
         raise UserError("name one model", "command line", fix)
-    return build(SpeculativeConfig, values), build_config(values), names[0]
+    return build(SpeculativeConfig, given.values), build_config(given.values), names[0]
 
 
 def main(argv):
     settings, config, name = read(argv)
     texts = read_prompts(config.start, config.prompts)
     device, dtype = choose_device(config)
-    opened = open_model(name, texts, config, device, dtype, pretrained=not is_run(name))
+    opened = open_model(name, texts, config, device, dtype)
     draft = open_draft(settings.draft, opened.tokenizer, device, dtype)
     tally = Counter()
     write_all(opened, config, batch_size=1, sampler=partial(speculate, draft=draft, tally=tally))

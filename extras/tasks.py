@@ -157,9 +157,8 @@ def make_task(task, seed=0, data_dir="data"):
 
 def main(argv):
     given = load(argv, [TaskConfig], __doc__)
-    values = given.values
     words = given.words
-    config = build(TaskConfig, values)
+    config = build(TaskConfig, given.values)
     if len(words) != 1:
         raise UserError("name one task", "command line", f"choose from {', '.join(TASKS)}")
     meta = make_task(words[0], config.seed, config.data_dir)

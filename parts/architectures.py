@@ -176,7 +176,8 @@ def readers():
     for slot, words in SLOTS.items():
         for word, part in words.items():
             for key in getattr(part, "reads", ()):
-                found.setdefault(key, (slot, []))[1].append(word)
+                _, read_by = found.setdefault(key, (slot, []))
+                read_by.append(word)
     return found
 
 
@@ -231,7 +232,8 @@ def changes_a_part(values, base):
     if isinstance(values.get("bias"), str):
         return True
     config_class, _ = CORNERS[base]
-    unread = without_effect(dict.fromkeys(readers()) | ARCH[base])
+    defaults = {key: getattr(VariantConfig, key) for key in readers()}
+    unread = without_effect(defaults | ARCH[base])
     others = keys(VariantConfig).keys() - keys(config_class).keys() - set(unread)
     return not others.isdisjoint(values)
 

@@ -43,9 +43,10 @@ class Attention(Mixer):
 
     H / K neighbouring query heads share a key and value head: H multi-head, 1 multi-query (Shazeer
     2019, arXiv:1911.02150), between grouped-query (Ainslie et al. 2023, arXiv:2305.13245).
-    window: a query sees the last so many tokens (Mistral, Jiang et al. 2023, arXiv:2310.06825);
-    block_local: it sees its own group of so many. qk_norm: RMSNorm on each head's q and k (Qwen 3,
-    arXiv:2505.09388), or on all heads at once (OLMo 2, arXiv:2501.00656).
+    window: a query sees the last `window` tokens (Mistral, Jiang et al. 2023, arXiv:2310.06825);
+    block_local: it sees its own group of `block_local` tokens.
+    qk_norm: RMSNorm on each head's q and k (Qwen 3, arXiv:2505.09388), or on all heads at once
+    (OLMo 2, arXiv:2501.00656).
     attn_softcap: scores become c tanh(scores / c) (Gemma 2, arXiv:2408.00118).
     nope_every: every so many layers the positions do not enter (Yang et al. 2025,
     arXiv:2501.18795).

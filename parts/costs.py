@@ -154,7 +154,7 @@ def match(c, base, what="params"):
         return mlp_width(c), residual(mlp_width(c))
     # Both costs are straight lines in the width: two points give where the line meets the base.
     if at(1) == at(2):
-        raise ValueError(f"mlp={c.mlp}: no MLP width could match the base: choose match=none")
+        raise ValueError(f"mlp={c.mlp}: no MLP width could match the base")
     exact = 1 + (cost(base) - at(1)) / (at(2) - at(1))
     for step in (8, 1):
         width = max(step, step * round(exact / step))
@@ -162,7 +162,7 @@ def match(c, base, what="params"):
             return width, residual(width)
     raise ValueError(
         f"no MLP width matches the base in {what} (it would be {exact:.0f}, the base has "
-        f"{mlp_width(base)}): choose match=none, or parts that cost less or more"
+        f"{mlp_width(base)})"
     )
 
 
@@ -250,8 +250,11 @@ def catalogue(values):
 
     print(f"* the base\n\n{'named architectures':<59}what changes")
     for word in ARCH:
-        c = configure(values | {"arch": word})
-        print(row(word, c, base, " ".join(key for key, *_ in changes(base, c))))
+        try:
+            c = configure(values | {"arch": word})
+            print(row(word, c, base, " ".join(key for key, *_ in changes(base, c))))
+        except UserError as refused:
+            print(f"  {word:<15}" + textwrap.shorten(f"refused: {refused}", WIDTH - 17))
 
 
 def changes(a, b):

@@ -66,9 +66,15 @@ class LatentAttention(Mixer):
         else:
             k, v = self.expanded(past)
             v = F.pad(v, (0, self.turned))  # the fast kernels want v as wide as q and k
-            p = self.attn_dropout.p if self.training else 0.0
-            causal = mask is None and T > 1
-            y = F.scaled_dot_product_attention(q, k, v, mask, p, causal)[..., : self.width]
+            y = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                dropout_p=self.attn_dropout.p if self.training else 0.0,
+                is_causal=mask is None and T > 1,
+            )
+            y = y[..., : self.width]
         return self.dropout(self.wo(y.transpose(1, 2).reshape(B, T, -1)))  # heads side by side
 
     def compressed(self, x, where):

@@ -14,7 +14,8 @@ from parts.part import Part
 
 class Norm(Part):
     """A norm with a weight, and perhaps a bias, of one number per feature. One that is `biased` has
-    the attribute `bias`, which is None where the configuration gives norms no bias."""
+    the attribute `bias`, which is None where the configuration gives norms no bias; BatchNorm
+    always has one."""
 
     biased = True  # whether bias=norm gives it a bias
 

@@ -36,12 +36,12 @@ class StateMixer(Mixer):
     normed = True
 
     def __init__(self, config, shape, keys, norm_width, conv_bias, writes=False):
-        """shape: of the state of one sequence. keys: features of q, and of k. writes: whether a
-        second number per head, beside the decay's, is made of a token."""
+        """shape: of the state of one sequence. keys: features of q, and of k. writes: whether each
+        head has a strength of writing, made of the token, beside its decay."""
         super().__init__()
         C = config.n_embd
         H = config.n_head
-        values = config.expand * C // H * H
+        values = config.expand * C
         self.shape = shape
         self.widths = (keys, keys, values)
         self.wq = linear(C, keys, config)

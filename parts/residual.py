@@ -39,7 +39,7 @@ class Plain(Part):
 
 
 class Scaled(Plain):
-    """A block reads keep x + again x_0 of the embedding x_0; two learned numbers, at first 1, 0."""
+    """A block reads keep * x + again * x_0, x_0 the embedding; keep starts at 1, again at 0."""
 
     paper = "nanochat, Karpathy 2025"
 

@@ -68,7 +68,7 @@ class VariantConfig:
     # rare: positions
     rope_theta: PositiveFloat = 10000.0  # of rope
     rope_fraction: Share = 1.0  # of rope: the part of each head that is turned
-    rope_scaling: Words(ROPE_SCALING) = "none"  # of rope
+    rope_scaling: Words(ROPE_SCALING) = "none"  # of rope; with rope_factor=1 it changes nothing
     rope_factor: Factor = 1.0  # of rope_scaling: how many times longer the texts are
     rope_original: PositiveInt = 8192  # of yarn and llama3: the context before scaling
     relative_clip: PositiveInt = 16  # of relative: the largest distance with a vector of its own
@@ -84,7 +84,7 @@ class VariantConfig:
     residual: Words(RESIDUAL) = "plain"  # how sublayers read and add to the residual stream
     streams: PositiveInt = 4  # of hyper and mhc: residual streams
     attn_extra: Words(ATTN_EXTRA, several=True) = "none"  # a,b: additions to each head of attention
-    nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
+    nope_every: NonNegativeInt = 0  # of rope: every n-th layer does not turn; 0: all do
     kv_shared_by: NonNegativeInt = 0  # layers in a row with one set of keys and values; 0: none
     # rare: embeddings of n-grams
     embed: Words(EMBED) = "token"  # whether the last n tokens have a vector, too
@@ -144,8 +144,8 @@ class VariantConfig:
                     default = self.n_head
                 refuse(
                     getattr(self, key) != default,
-                    f"{key} has no effect with mixer={self.mixer}: remove it, or add a layer of "
-                    f"mixer={word}",
+                    f"{key} has no effect with mixer={self.mixer}: give {key}={default}, or add a "
+                    f"layer of mixer={word}",
                 )
 
     def check_needs(self):
@@ -155,7 +155,8 @@ class VariantConfig:
             default = getattr(VariantConfig, key)
             refuse(
                 getattr(self, key) != default and beside in useless,
-                f"{key} has no effect with {other}={beside}: remove it, or change {other}",
+                f"{key} has no effect with {other}={beside}: give {key}={default}, or change "
+                f"{other}",
             )
 
     def check_heads(self):

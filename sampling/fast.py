@@ -12,6 +12,7 @@ V vocabulary.
 """
 
 import hashlib
+import inspect
 import os
 import warnings
 from functools import partial
@@ -225,7 +226,7 @@ def artefact(model, dtype):
     checkpoints of the shape share it. Raises RuntimeError if there is no home folder for it."""
     source = Path(__file__).read_text(encoding="utf-8")
     machine = (torch.__version__, cpu_name(), torch.get_num_threads())
-    identity = repr((model.config, dtype, *machine)) + source
+    identity = repr((model.config, dtype, *machine)) + source + inspect.getsource(gelu)
     name = f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.pt2"
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path.home() / ".cache" / "torchinductor"
     return Path(folder) / "decode" / name
@@ -300,7 +301,6 @@ class Fast(nn.Module):
         return self.run(idx[0], cache.kpos[0], ks=ks, vs=vs)[None], None
 
 
-@torch.no_grad()
 def can_compile(model, dtype):
     """Whether a compiled step is there for a model: a GPT or Llama on a CPU, in float32 or int8."""
     plain = type(model) in (GPT, Llama) and model.wte.weight.is_cpu

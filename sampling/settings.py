@@ -55,12 +55,10 @@ class SampleConfig:
     # rare: memory and speed
     context: PositiveInt | None = None  # tokens the model looks back on at most; None: block_size
     device: str = "auto"  # cpu, cuda, cuda:N, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = (
-        "auto"  # of the weights; int8: a quarter of the memory, and the fastest on a CPU
-    )
-    compile: bool | Literal["auto"] = (
-        "auto"  # CPU: takes half a minute, once for each shape of a model; auto: for 20,000 tokens
-    )
+    #: of the weights; int8: a quarter of the memory, and the fastest on a CPU
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    #: CPU: takes half a minute, once for each shape of a model; auto: for 20,000 tokens
+    compile: bool | Literal["auto"] = "auto"
 
     def __post_init__(self):
         if self.prompts and self.start:

@@ -99,11 +99,10 @@ def last_answer(row, key, where):
         messages = [*prompt, *messages]
     elif prompt is not None and len(messages) == 1:
         messages = [{"role": "user", "content": prompt}, *messages]
-    pairs = chat_pairs(messages[-1:], where) and chat_pairs(messages, where)
-    if not pairs:
+    if not chat_pairs(messages[-1:], where):
         what = f"{key} does not end with an answer of the assistant"
         raise UserError(what, where, "leave the preference out")
-    return pairs[-1]
+    return chat_pairs(messages, where)[-1]
 
 
 def common_beginning(first, second):

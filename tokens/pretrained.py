@@ -138,7 +138,7 @@ class ModelStream:
         self.pending.append(token)
         try:
             text = self.stream.step(self.tokenizer.library, token)
-        except Exception:  # bytes that were a character are none, with those that follow
+        except Exception:  # bytes that were a character are none beside those that follow
             text = self.end()
             self.start([token])
         if text:

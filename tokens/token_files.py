@@ -157,7 +157,7 @@ def replacing(folder, stops):
     finally:
         stops.wait()
         recover(folder)
-    if before and before["splits"] != known_meta(folder).get("splits"):
+    if before and fingerprint(before) != fingerprint(load_meta(folder)):
         what = f"this replaced the dataset made from {before.get('source')}, which had other tokens"
         more = "runs that trained on it resume only with --allow_data_change"
         print(folded(f"  NOTE: {what}: {more}; another name keeps both"))
@@ -369,16 +369,13 @@ def content_flaw(tokens, vocab_size, sha256):
 
 
 def load_mask(folder, split):
-    """The mask of a split, (N,) uint8, left on disk: 1 where the loss of a token counts when it is
-    a target, 2 for a token that is given after the first of these, else 0. None for a dataset of
-    running text, where all count. Raises UserError if the file is missing or changed."""
+    """The mask of a split of pairs, (N,) uint8, left on disk: 1 where the loss of a token counts
+    when it is a target, 2 for a token that is given after the first of these, else 0. Raises
+    UserError if the file is missing or changed."""
     folder = Path(folder)
-    entry = load_meta(folder)["splits"].get(split, {})
-    if "mask_sha256" not in entry:
-        return None
-
     path = folder / f"{split}.mask.bin"
-    if not path.is_file() or files.sha256_of(path) != entry["mask_sha256"]:
+    sha256 = load_meta(folder)["splits"][split]["mask_sha256"]
+    if not path.is_file() or files.sha256_of(path) != sha256:
         what = "the mask is missing, or not the one that was prepared"
         raise UserError(what, path, prepare_command(folder))
     return np.memmap(path, np.uint8, "r")

@@ -105,9 +105,8 @@ def survey(corpus):
     bar.close()
 
     if marks:
-        print(
-            f"  NOTE: {END_OF_TEXT} stands {marks:,} times in this text, and is learned letter by"
-        )
+        what = f"{END_OF_TEXT} stands {marks:,} times in this text"
+        print(f"  NOTE: {what}, and is learned letter by")
         print("  letter. docs/your_text.md shows how to make a document of what stands between.")
     if len(facts.chars) < 2 or not "".join(facts.chars).strip():
         what = "the text is empty, blank, or one character alone"

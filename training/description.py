@@ -1,5 +1,5 @@
-"""What a run is: what it prints before its first step, how much it computes, and how much its
-devices could: the model FLOPs utilisation, MFU."""
+"""What a run is: what it prints before its first step, how much it computes, and the share of its
+devices' peak that this is: the model FLOPs utilisation, MFU."""
 
 import re
 from dataclasses import asdict
@@ -97,10 +97,8 @@ def describe_training(run):
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
             number = sum(p.numel() for p in group["params"])
-            print(
-                f"{type(optimizer).__name__}: {number:,} parameters in {len(group['params'])} "
-                f"tensors, weight decay {group['weight_decay']}"
-            )
+            tensors = f"{len(group['params'])} tensors, weight decay {group['weight_decay']}"
+            print(f"{type(optimizer).__name__}: {number:,} parameters in {tensors}")
 
     steps = f"{run.config.max_iters} steps of {run.step_tokens:,} tokens"
     epochs = run.data.epochs(run.config.max_iters * run.step_samples)

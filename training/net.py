@@ -5,6 +5,7 @@ import functools
 from dataclasses import asdict, replace
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
 from common import files
@@ -14,7 +15,6 @@ from parts.architectures import configure, without_effect
 from parts.variant import VariantConfig
 from tokens.data import same_tokens
 from tokens.tokenizer import tokenizer_from_json
-from training import ranks
 from training.settings import check_base, check_model, say
 
 # ---------------------------------------------------------------- its configuration and weights
@@ -37,7 +37,7 @@ def check_tokens(settings, tokenizer):
     check_vocabulary(settings.model["vocab_size"], known.vocab_size, settings.config)
     if not same_tokens(known, tokenizer):
         dataset = settings.config.dataset
-        what = f"the tokens of {dataset} mean something else than those of this run"
+        what = f"the token ids of {dataset} stand for other text than in this run"
         run = settings.folder.parent.parent
         fix = f"python prepare.py NAME --input=TEXTFILE --tokenizer={run}"
         raise UserError(what, f"dataset={dataset}", fix)
@@ -163,7 +163,8 @@ def compiled(loss, model, runtime):
 def evaluation_net(net, runtime):
     """The module of a run, as an evaluation uses it: without DDP, and on a CPU not compiled, since
     compiling it takes as long as thirty evaluations would save."""
-    net = ranks.without_ddp(net)
+    if isinstance(net, DistributedDataParallel):
+        net = net.module  # it exchanges nothing: the ranks score different numbers of batches
     if runtime.compile and runtime.device.startswith("cpu"):
         return torch.compiler.set_stance("force_eager")(net)
     return net

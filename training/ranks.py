@@ -75,14 +75,8 @@ def with_ddp(net, model, runtime, accumulates=False):
     return DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=not accumulates)
 
 
-def without_ddp(net):
-    """The module inside DDP, which exchanges nothing: the ranks score different numbers of
-    batches."""
-    return net.module if isinstance(net, DistributedDataParallel) else net
-
-
 def accumulating(net, model, last):
-    """The context for the forward and backward pass of one micro-batch. The ranks exchange
+    """The context for the forward pass of one micro-batch. The ranks exchange
     gradients only if it is the last one."""
     if is_sharded(model):
         model.set_requires_gradient_sync(last)
@@ -130,21 +124,17 @@ def gather(model, optimizers, runtime):
     """({name: weight or buffer}, {"parameter name/state name": tensor}) in whole tensors. With
     several ranks they are on the CPU of rank 0. Every rank must call this. A tied weight appears
     once."""
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-        get_optimizer_state_dict,
-    )
+    from torch.distributed.checkpoint import state_dict
 
-    options = StateDictOptions(full_state_dict=True, cpu_offload=runtime.world_size > 1)
+    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=runtime.world_size > 1)
     names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    weights = get_model_state_dict(model, options=options)
+    weights = state_dict.get_model_state_dict(model, options=options)
     weights = {name: tensor for name, tensor in weights.items() if name in names}
 
     moments = {}
     # Before the first step there is no state, and torch would take a step to create one.
     if any(optimizer.state for optimizer in optimizers):
-        state = get_optimizer_state_dict(model, optimizers, options=options)
+        state = state_dict.get_optimizer_state_dict(model, optimizers, options=options)
         for name, values in state.get("state", {}).items():  # empty on other ranks
             for key, value in values.items():
                 moments[f"{name}/{key}"] = value
@@ -157,17 +147,13 @@ def scatter(model, optimizers, moments):
     moments = {name: moments[name] for name in moments if not name.startswith(REFERENCE)}
     if not moments:  # saved before the first step
         return
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_optimizer_state_dict,
-        set_optimizer_state_dict,
-    )
+    from torch.distributed.checkpoint import state_dict
 
     state = {}
     for name, value in moments.items():
         parameter, _, key = name.rpartition("/")
         state.setdefault(parameter, {})[key] = value
-    groups = get_optimizer_state_dict(model, optimizers)["param_groups"]
+    groups = state_dict.get_optimizer_state_dict(model, optimizers)["param_groups"]
     full_state = {"state": state, "param_groups": groups}
-    options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(model, optimizers, full_state, options=options)
+    options = state_dict.StateDictOptions(full_state_dict=True)
+    state_dict.set_optimizer_state_dict(model, optimizers, full_state, options=options)

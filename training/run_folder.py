@@ -155,9 +155,8 @@ class Hold:
         with contextlib.suppress(OSError):  # only Linux knows it
             name = os.readlink(f"/proc/self/fd/{self.descriptor}")
         if files.is_open_as(name, self.descriptor):
-            files.warn_once(
-                f"the folder {self.folder} is now {name}: the run goes on there", "note"
-            )
+            moved = f"the folder {self.folder} is now {name}: the run goes on there"
+            files.warn_once(moved, "note")
             self.folder = Path(name)
         elif os.path.lexists(self.folder):
             what = "the folder of this run is gone, and another one that has its name is left alone"
@@ -258,7 +257,7 @@ def leave_old_bits_blank(run, rows):
 
 def curves(rows, title, lines=()):
     """A figure of the loss curves of some rows. The legend holds their last values; `lines` are
-    losses.yardsticks."""
+    evaluation.yardsticks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -381,10 +380,6 @@ class LogFile:
         """Write all rows to log.jsonl anew. Returns the open file, to append the next."""
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         return open(path, "a", encoding="utf-8", opener=files.no_link)  # noqa: SIM115
-
-    def draw(self, lines):
-        """Draw the loss curves of all rows: loss.png."""
-        draw(self.rows, own_folder(self.run) / "loss.png", lines)
 
     def keep(self, row):
         """Write a row to log.jsonl, which is made again if somebody removed it. Raises Failure if

@@ -91,32 +91,21 @@ class TrainConfig:
 
     def __post_init__(self):
         """Raise ValueError for values that do not go together."""
-        for is_wrong, message in self.mistakes():
-            if is_wrong:
-                raise ValueError(message)
-
-    def mistakes(self):
-        """[(whether the values are wrong, the message), ...]."""
         end = "max_iters" if self.lr_decay_iters is None else "lr_decay_iters"
         last = getattr(self, end)
-        lower = "the schedule decreases, so lower it"
-        shorter = f"give a smaller --warmup_iters or a larger --{end}"
-        return [
-            (
-                self.min_lr is not None and self.min_lr > self.learning_rate,
-                f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}: {lower}",
-            ),
-            (
-                self.warmup_iters >= max(last, 1),
-                f"warmup_iters={self.warmup_iters} is not below {end}={last}: {shorter}",
-            ),
-            (self.eval_tokens == 1, "eval_tokens=1 scores nothing: give 0 for all, or 2 or more"),
-            (
-                self.split != "val" and not self.eval_only,
-                f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only",
-            ),
-            (not self.out_dir, "out_dir is empty: name a folder"),
-        ]
+        if self.min_lr is not None and self.min_lr > self.learning_rate:
+            what = f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}"
+            raise ValueError(f"{what}: the schedule decreases, so lower it")
+        if self.warmup_iters >= max(last, 1):
+            what = f"warmup_iters={self.warmup_iters} is not below {end}={last}"
+            raise ValueError(f"{what}: give a smaller --warmup_iters or a larger --{end}")
+        if self.eval_tokens == 1:
+            raise ValueError("eval_tokens=1 scores nothing: give 0 for all, or 2 or more")
+        if self.split != "val" and not self.eval_only:
+            what = f"split={self.split} is scored by eval_only, and by nothing else"
+            raise ValueError(f"{what}: add --eval_only")
+        if not self.out_dir:
+            raise ValueError("out_dir is empty: name a folder")
 
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
@@ -315,7 +304,7 @@ def resume_values(stored, given, folder, own=()):
         what = f"the given architecture is not the stored one: {', '.join(architecture)}"
         fix = "give only --init_from=resume and --out_dir: a config file may set these keys"
         raise UserError(what, folder, fix)
-    if now["dtype"] == "float16" != stored["dtype"]:
+    if now["dtype"] == "float16" and stored["dtype"] != "float16":
         what = f"a run in {stored['dtype']} cannot go on in float16: it stored no scale of the loss"
         raise UserError(what, "dtype=float16", "remove dtype")
     course = [changed[key] for key in (*COURSE, *own, "device", "compile") if key in changed]

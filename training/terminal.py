@@ -20,6 +20,7 @@ from parts.architectures import CORNERS, configure
 from parts.variant import VariantConfig
 from tokens.data import bits_per_byte
 from tokens.pairs import Pairs
+from training import run_folder
 from training.description import peak_speed
 from training.evaluation import mean_loss, measures, yardsticks
 from training.run_folder import DIVERGED, LogFile, duration, own_folder
@@ -48,18 +49,16 @@ OTHER = {"gpt2": "llama", "llama": "gpt2"}
 NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 
 
-def print_once(runtime, text):
-    """Print a text on rank 0 alone."""
-    if runtime.main:
-        print(text)
-
-
 def launcher(runtime):
     """What starts the processes of a run: this interpreter, or torchrun."""
     if runtime.world_size == 1:
         return commands.python()
-    size = os.environ.get("LOCAL_WORLD_SIZE", runtime.world_size)
-    return f"{commands.torchrun()} --standalone --nproc_per_node={size}"
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", runtime.world_size))
+    machines = "--standalone"
+    if size < runtime.world_size:
+        count = runtime.world_size // size
+        machines = f"--nnodes={count} --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
+    return f"{commands.torchrun()} {machines} --nproc_per_node={size}"
 
 
 # ---------------------------------------------------------------- while it trains
@@ -128,6 +127,7 @@ class RunLog:
     def __init__(self, run):
         self.run = run
         self.file = LogFile(run)
+        self.rows = self.file.rows
         self.peak_speed = peak_speed(run)  # tokens/s at an MFU of 1, None if it is not known
         self.broken = None  # the error of stdout, once it refuses a line, as in `| head`
         self.bar = tqdm(
@@ -142,10 +142,6 @@ class RunLog:
         self.phases = set()  # the phases that were printed
         self.counted_at = 0.0  # when the batches of an evaluation were shown
         self.time_left_at = None  # when the time left is printed, unless a bar shows it
-
-    @property
-    def rows(self):
-        return self.file.rows
 
     def advance(self):
         """Note that a step was taken."""
@@ -184,7 +180,7 @@ class RunLog:
         self.bar.clear()
         self.show(evaluation_lines(row))
         self.bar.set_description_str("drawing loss.png")
-        self.file.draw(yardsticks(self.run))
+        run_folder.draw(self.rows, own_folder(self.run) / "loss.png", yardsticks(self.run))
 
     def phase(self, what):
         """Print what the run is doing while it takes no steps, until `end_phase`. Without a
@@ -258,9 +254,11 @@ def print_results(run, speed):
     bits = run.state.get("best_bits_per_byte")
     units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
     part = ""
-    if run.config.eval_tokens:
+    if 0 < run.config.eval_tokens < len(run.data.splits["val"]):
         part = f" on {run.config.eval_tokens:,} tokens"
     print(f"\nbest validation loss {best:.4f}{units}{part}")
+    seconds = run.state["seconds"]
+    print(f"at step {run.state['best_step']}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")
     for name, loss in list(yardsticks(run).items())[:1]:
         units = ""
         if run.data.meta["tokenizer"] != "char":
@@ -268,8 +266,7 @@ def print_results(run, speed):
             bits = loss / math.log(2) * val["tokens"] / val["bytes"]
             units = f" nats per token, {bits:.4f} bits per byte"
         print(f"{name} of the same text: {loss:.4f}{units}")
-    seconds = run.state["seconds"]
-    print(f"at step {run.state['best_step']}; {seconds:.0f} s of training, {speed:,.0f} tokens/s\n")
+    print()
 
 
 def print_how_to_continue(run, broken):
@@ -283,14 +280,14 @@ def print_how_to_continue(run, broken):
 
 def closing_prompt(split, tokenizer):
     """(prompt, where to stop) of the sample at the end: the first prompt of the validation split if
-    the data are prompts and answers, else the beginning of a new text (a special token is none)."""
+    the data are prompts and answers, else a newline, which begins a text, or nothing if
+    the tokenizer has special tokens."""
     newline = "" if tokenizer.marks else tokenizer.decode([tokenizer.end])
     if not isinstance(split, Pairs):
         return newline, ""
     answer = split.answers[0]
-    prompt = [
-        i for i in split.tokens[split.starts[0] : answer].tolist() if i not in tokenizer.marks
-    ]
+    ids = split.tokens[split.starts[0] : answer].tolist()
+    prompt = [i for i in ids if i not in tokenizer.marks]
     known = tokenizer.decode(split.tokens[answer : split.ends[0] - 1].tolist())
     print(f"a prompt that it has not seen, whose answer in the data is {known!r}:")
     return tokenizer.decode(prompt), newline
@@ -381,7 +378,7 @@ def explain(error, run):
         sizes = f"batch_size={config.batch_size}, block_size={run.model.config.block_size}"
         return Failure("out of memory", sizes, fix)
 
-    if run.runtime.world_size > 1 and re.search("onnection|peer|NCCL", text):
+    if run.runtime.world_size > 1 and re.search("[Cc]onnection|peer|NCCL", text):
         lost = f"rank {run.runtime.rank} lost another rank"
         return Failure(lost, good, "continue with --init_from=resume")
     return None

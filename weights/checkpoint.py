@@ -297,12 +297,16 @@ def read(folder):
 # ---------------------------------------------------------------- loading
 
 
-def load_model(folder, config, device="cpu"):
-    """The model of a checkpoint folder on `device`. Raises UserError if the tensors do not fit the
-    stored configuration."""
+def load_model(folder, config, device="cpu", fix=FOREIGN):
+    """The model of a checkpoint folder on `device`. One with a smaller block_size than the stored
+    one takes the first learned positions. Raises UserError, which names `fix`, if the tensors do
+    not fit the configuration."""
     path = Path(folder) / "model.safetensors"
     tensors = checks.read_tensors(path)
-    checks.check_fit(config, tensors, path)
+    position = getattr(configure(config), "position", "learned")
+    if position == "learned" and "wpe.weight" in tensors:
+        tensors["wpe.weight"] = tensors["wpe.weight"][: config["block_size"]]
+    checks.check_fit(config, tensors, path, fix)
     with NoInitialValues():  # the file has them all
         model = make(configure(config))
     model.load_state_dict(tensors, strict=False)  # of a tied weight's names the file has one

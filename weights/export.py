@@ -252,9 +252,8 @@ def export_run(out_dir, checkpoint, dest, write=write_folder, kinds=tuple(FAMILI
 
 def main(argv):
     given = load(argv, [ExportConfig], __doc__, renamed=RENAMED)
-    values = given.values
     words = given.words
-    config = build(ExportConfig, values)
+    config = build(ExportConfig, given.values)
     if words or not config.dest:
         what = f"cannot read {words[0]}" if words else "dest is missing"
         raise UserError(what, "command line", "write --out_dir=RUN --dest=FOLDER")

@@ -268,12 +268,9 @@ def expert_names(name, values):
 def fetch(name, key="init_from"):
     """The folder of a model of the hub, downloaded at first use. Unless `key` is init_from, only
     its tokenizer is downloaded. If the hub does not answer, an earlier download is used."""
+    from huggingface_hub import HfApi, snapshot_download  # here, since it is rarely needed
+
     wanted = FETCHED if key == "init_from" else TOKENIZER
-    try:
-        from huggingface_hub import HfApi, snapshot_download
-    except ImportError:
-        fix = "pip install huggingface_hub, or give a folder"
-        raise UserError("names of the hub need a package", f"{key}={name}", fix) from None
     try:
         try:  # without a timeout, an unresponsive network blocks forever
             commit = HfApi().model_info(name, timeout=5).sha
@@ -282,8 +279,11 @@ def fetch(name, key="init_from"):
             return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
     except Exception as error:  # the network, the hub and its client fail in many ways
         cause = str(error.__context__ or error).strip() or type(error).__name__
-        what = f"no such folder, and the hub does not answer: {cause.splitlines()[0]}"
-        fix = f"download {' and '.join(wanted)} of huggingface.co/{name} and give its folder"
+        what = f"no such folder, and the hub does not give it: {cause.splitlines()[0]}"
+        needed = "tokenizer.json"
+        if key == "init_from":
+            needed = "config.json, tokenizer.json and the weights"
+        fix = f"check the name, or download {needed} of huggingface.co/{name} and give its folder"
         raise UserError(what, f"{key}={name}", fix) from None
 
 

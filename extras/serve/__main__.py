@@ -16,7 +16,7 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.start("extras.serve", "extras/serve/__main__.py", "sampling/settings.py")
 
 from common.configurator import Range, build, load
-from sample import choose_device, is_run, open_model
+from sample import choose_device, open_model
 from sampling.prompts import read_prompts
 from sampling.settings import SampleConfig
 
@@ -29,12 +29,11 @@ class ServeConfig:
 def read(argv):
     """(ServeConfig, SampleConfig, names of the models) of a command line."""
     given = load(argv, [ServeConfig, SampleConfig], __doc__)
-    values = given.values
     names = given.words
     if len(names) not in (1, 2):
         fix = "python -m extras.serve RUN [RUN]"
         raise UserError("the page shows one model or two", "command line", fix)
-    return build(ServeConfig, values), build(SampleConfig, values), names
+    return build(ServeConfig, given.values), build(SampleConfig, given.values), names
 
 
 def main(argv):
@@ -44,10 +43,7 @@ def main(argv):
     texts = read_prompts(config.start)
     listener = server.listen(settings.port)
     device, dtype = choose_device(config)
-    opened = [
-        open_model(name, texts, config, device, dtype, pretrained=not is_run(name))
-        for name in names
-    ]
+    opened = [open_model(name, texts, config, device, dtype) for name in names]
     print(f"http://127.0.0.1:{settings.port} shows the page; Ctrl-C ends it", flush=True)
     server.make_server(opened, config, settings.port).run(sockets=[listener])
 

@@ -101,7 +101,7 @@ def test_a_first_line_comes_before_torch(name):
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
     """As in the background of a script, where Ctrl-C is for others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    errors.starting("x.py")
+    errors.end_at_once()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 

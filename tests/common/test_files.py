@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,10 +13,7 @@ from helpers.texts import message
 
 
 def refuse(number):
-    def fail(*args, **kwargs):
-        raise OSError(number, os.strerror(number))
-
-    return fail
+    return Mock(side_effect=OSError(number, os.strerror(number)))
 
 
 def test_leftovers_are_ours_alone(tmp_path):

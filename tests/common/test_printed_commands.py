@@ -1,6 +1,7 @@
 """The commands that are printed: they begin with the interpreter that was typed."""
 
 import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -90,3 +91,5 @@ def test_several_ranks_continue_with_the_torchrun_of_this_interpreter(
     program = "torchrun" if on_path else f"{PYTHON} -m torch.distributed.run"
     text = terminal.launcher(SimpleNamespace(world_size=2))
     assert text == f"{program} --standalone --nproc_per_node=2"
+    text = terminal.launcher(SimpleNamespace(world_size=4))  # on two machines
+    assert re.search("--nnodes=2 .*--rdzv_endpoint=HOST:PORT --nproc_per_node=2$", text)

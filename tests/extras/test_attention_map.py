@@ -8,13 +8,7 @@ from matplotlib.image import imread
 
 from common.errors import UserError
 from extras.attention_map import attention_weights, has_map, main, picture
-from helpers.two_runs import two_runs
 from helpers.variants import ARMS, CORNER, config, name, randomised, tokens
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return two_runs(tmp_path_factory.mktemp("runs"))
 
 
 def check_map(model, idx):

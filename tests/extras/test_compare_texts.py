@@ -10,7 +10,6 @@ from rich.cells import cell_len
 import sample
 from common.errors import UserError
 from extras import compare_texts
-from helpers.two_runs import two_runs
 
 
 def test_columns(capsys, monkeypatch):
@@ -33,11 +32,9 @@ def test_columns(capsys, monkeypatch):
     assert capsys.readouterr().out == "first:\none\n\nsecond:\ntwo\n"
 
 
-def test_each_model_writes_what_sample_py_writes(tmp_path, capsys):
-    runs = two_runs(tmp_path)
+def test_each_model_writes_what_sample_py_writes(runs, capsys):
     options = ["--start=the k", "--max_new_tokens=9", "--num_samples=2", "--device=cpu"]
     texts = []
-    capsys.readouterr()
     for run in runs:
         sample.main([f"--out_dir={run}", *options, "--jsonl"])
         texts.append([json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()])

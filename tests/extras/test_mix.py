@@ -13,8 +13,7 @@ from common.errors import UserError
 from extras import mix
 from extras.mix import BLOCK, MixedBatches, powers, read_weights, shares_of_block
 from helpers import runs
-from helpers.runs import arguments, equal, losses, stop_after, two_ranks
-from helpers.runs import weights as weights_of
+from helpers.runs import arguments, losses, stop_after, two_ranks
 from helpers.texts import message
 from prepare import prepare
 from tokens.batches import Batches
@@ -115,9 +114,7 @@ def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypa
         assert mix.main(stopped).status == 143
         stopped = ["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"]
     assert not mix.main(stopped).status
-    for key in ("loss", "val_loss", "val_losses", "samples"):
-        assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
-    assert equal(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "straight"))
+    runs.same_runs(tmp_path / "stopped", tmp_path / "straight", ("val_losses", "samples"))
     states = [state_of(tmp_path / name) for name in ("straight", "stopped")]
     assert states[0]["samples"] == states[1]["samples"] and sum(states[0]["samples"].values()) == 72
     assert states[0]["samples"] == dict(losses(tmp_path / "straight", "samples"))[9]
@@ -246,8 +243,7 @@ def test_two_ranks_are_one_process(with_pairs, tmp_path):
     keys += ("--gradient_accumulation_steps=4", "--batch_size=2")
     run = arguments(with_pairs, tmp_path / "one", *keys)
     mix.main(run)
-    process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}", program=("-m", "extras.mix"))
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    done = two_ranks(*run, f"--out_dir={tmp_path / 'two'}", program=("-m", "extras.mix"))
+    assert done.returncode == 0, done.stderr
     runs.nearly_same_losses(tmp_path / "one", tmp_path / "two")
     assert losses(tmp_path / "one", "samples") == losses(tmp_path / "two", "samples")

@@ -15,7 +15,7 @@ import train
 from common.errors import UserError
 from extras import preferences
 from helpers import runs
-from helpers.runs import arguments, equal, losses, stop_after, two_ranks, weights
+from helpers.runs import arguments, losses, stop_after, two_ranks, weights
 from helpers.texts import message
 from parts.architectures import configure, make
 from prepare import prepare
@@ -132,10 +132,9 @@ def test_interrupted_and_resumed_is_uninterrupted(tastes_dir, tmp_path):
     assert preferences.main(dpo(tastes_dir, tmp_path / "stopped", more)).status == 143
     shutil.rmtree(tmp_path / "reference")
     preferences.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
-    assert equal(weights(tmp_path / "straight"), weights(tmp_path / "stopped"))
+    measures = ("val_reward_accuracy", "val_reward_margin")
+    runs.same_runs(tmp_path / "straight", tmp_path / "stopped", measures)
     assert "reference/train" in weights(tmp_path / "straight")
-    for key in ("loss", "val_loss", "val_reward_accuracy", "val_reward_margin"):
-        assert losses(tmp_path / "straight", key) == losses(tmp_path / "stopped", key) != []
 
 
 def test_micro_batches_are_one_batch(tastes_dir, tmp_path):
@@ -152,11 +151,9 @@ def test_micro_batches_are_one_batch(tastes_dir, tmp_path):
 def test_two_ranks_are_one_process(tastes_dir, tmp_path):
     more = ["--gradient_accumulation_steps=2", "--batch_size=4"]
     preferences.main(dpo(tastes_dir, tmp_path / "one", *more))
-    process = two_ranks(
-        *dpo(tastes_dir, tmp_path / "two", *more), program=("-m", "extras.preferences")
-    )
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    argv = dpo(tastes_dir, tmp_path / "two", *more)
+    done = two_ranks(*argv, program=("-m", "extras.preferences"))
+    assert done.returncode == 0, done.stderr
     keys = ("loss", "val_loss", "val_reward_margin", "val_reward_accuracy")
     runs.nearly_same_losses(tmp_path / "one", tmp_path / "two", keys)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")

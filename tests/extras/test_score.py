@@ -9,14 +9,8 @@ import torch
 from common.errors import UserError
 from extras import score
 from helpers.progression import CONTEXT, progression, trained
-from helpers.two_runs import two_runs
 from sample import load, steps
 from tokens.tokenizer import ByteTokenizer
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return two_runs(tmp_path_factory.mktemp("runs"))
 
 
 def test_surprise_is_the_loss_and_what_sampling_says_of_its_own_text():

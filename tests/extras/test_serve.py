@@ -19,7 +19,6 @@ import torch
 import sample
 from common.errors import UserError
 from common.files import ROOT
-from helpers.two_runs import two_runs
 from sample import SampleConfig, Step, open_model
 
 pytest.importorskip("starlette", reason="needs starlette and uvicorn")
@@ -33,11 +32,6 @@ from extras.serve.__main__ import main
 HOME = "http://127.0.0.1:8000"
 PROMPT = "the king of"
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return two_runs(tmp_path_factory.mktemp("serve"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import sample
 from common.errors import UserError
 from extras.speculative import Lookup, accept, main, speculate
 from helpers.progression import progression, trained
-from helpers.two_runs import two_runs
 from helpers.variants import close, name
 from model_llama import Llama, LlamaConfig
 from sample import probabilities, steps
@@ -134,10 +133,9 @@ def test_look_up_finds_the_latest_longest_match():
     assert proposed(1, 2, 3, 4, 1, 2, most=0) == []
 
 
-def test_the_command_writes_what_sample_py_writes(tmp_path, capsys):
-    run, other = two_runs(tmp_path)
+def test_the_command_writes_what_sample_py_writes(runs, capsys):
+    run, other = runs
     options = ["--start=the king of Zoë the k", "--max_new_tokens=40", "--temperature=0"]
-    capsys.readouterr()
     sample.main([f"--out_dir={run}", "--device=cpu", *options])
     alone = capsys.readouterr().out
     tally = r"draft .*: \d+% accepted, [1-5]\.\d+ tokens for each read"

@@ -32,10 +32,12 @@ def stamp(out):
     return (out / "ckpt").stat().st_mtime_ns if (out / "ckpt").exists() else 0
 
 
-def killed_run(lab, arm, kills, seed):
-    """Kill a run `kills` times, half of them while it writes a checkpoint, then let it end."""
-    draw, out = random.Random(seed), lab.folder()
-    for number in range(kills):
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ARMS, ids=" ".join)
+def test_kills_at_random_moments_and_within_a_save(lab, arm):
+    """Half of the kills come while the run writes a checkpoint. Then it ends."""
+    draw, out = random.Random(1), lab.folder()
+    for number in range(KILLS):
         process, before, known_rows = lab.start(out, *arm), stamp(out), len(rows(out))
         if number % 2 == 0:
             process.until(lambda: stamp(out) != before, 0.0002)  # noqa: B023
@@ -51,12 +53,6 @@ def killed_run(lab, arm, kills, seed):
         assert lost <= SAVE_EVERY
     lab.start(out, *arm).expect(0)
     assert result(out) == result(lab.reference(*arm))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arm", ARMS, ids=" ".join)
-def test_kills_at_random_moments_and_within_a_save(lab, arm):
-    killed_run(lab, arm, KILLS, seed=1)
 
 
 @pytest.mark.slow

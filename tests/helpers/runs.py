@@ -42,14 +42,14 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-def same_runs(a, b):
-    """Check that two runs have the same losses, weights and moments."""
-    for key in ("loss", "val_loss", "grad_norm"):
+def same_runs(a, b, more=()):
+    """Check that two runs have the same losses, weights and moments; `more` keys of the log."""
+    for key in ("loss", "val_loss", "grad_norm", *more):
         one = losses(a, key)
         other = losses(b, key)
         differ = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]]
         first = differ[:1] or "one run has more steps"
-        assert one == other, f"the first step that differs, and its {key} in both runs: {first}"
+        assert one == other != [], f"the first step that differs, and its {key} in both: {first}"
     assert equal(weights(a), weights(b)), "the losses agree, but not the tensors of the checkpoints"
 
 
@@ -85,17 +85,12 @@ def stop_after(steps, real=train.train_step):
     train.train_step = step_and_signal
 
 
-def two_ranks(*argv, program=("train.py",), **more):
+def two_ranks(*argv, program=("train.py",)):
+    """The ended process of a command on two ranks, with what it printed."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    return subprocess.Popen(
-        [*launcher, *program, *argv],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
+    options = dict(cwd=ROOT, capture_output=True, text=True, timeout=120)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launcher, *program, *argv], env=environment, **options)
 
 
 def new_run(config):

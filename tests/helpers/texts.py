@@ -1,11 +1,13 @@
 """Tokenizers and texts that need no network."""
 
 import base64
+from pathlib import Path
 
 import pytest
 
 from common.errors import UserError
 from tokens import downloads
+from tokens.token_files import load_meta, load_split, load_tokenizer
 from tokens.tokenizer import GPT2, tokenizer_from_json
 
 
@@ -41,3 +43,10 @@ def gpt2_or_skip():
         return downloads.gpt2_tokenizer()
     except UserError as error:
         pytest.skip(str(error))
+
+
+def decoded(name):
+    """The texts of the splits of a dataset in data/."""
+    folder = Path("data", name)
+    tokenizer, splits = load_tokenizer(folder, load_meta(folder)), load_meta(folder)["splits"]
+    return [tokenizer.decode(load_split(folder, split, 0)) for split in splits]

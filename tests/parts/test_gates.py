@@ -13,16 +13,7 @@ import torch
 from common.configurator import build
 from common.errors import UserError
 from helpers import gates
-from helpers.variants import (
-    SCALED,
-    SIZES,
-    SLOTS,
-    bases,
-    config,
-    gate,
-    randomised,
-    tokens,
-)
+from helpers.variants import SCALED, SIZES, SLOTS, bases, config, gate, randomised, tokens
 from parts import attention
 from parts.architectures import ARCH, CORNERS, make
 from parts.attn_extra import Extra

@@ -40,7 +40,7 @@ def test_options_are_frozen():
         (CORNER | dict(model="llama", n_head=16), "n_embd=16 over n_head=16 gives an odd head"),
         (dict(n_head=5, head_dim=4, mixer="attention,mamba2"), "n_embd=16 is not divisible"),
         (dict(window=4, block_local=4), "choose one"),
-        (dict(full_every=2), "full_every has no effect with window=0"),
+        (dict(full_every=2), "full_every has no effect with window=0.*: give full_every=0"),
         (dict(position="rope", n_head=16), "rope rotates pairs, and n_embd=16 over n_head=16"),
         (dict(norm="rmsnorm", bias="norm"), "norm=rmsnorm has no bias"),
         (dict(mixer="mla", bias="qkv"), "bias=qkv has no effect with mixer=mla"),
@@ -77,6 +77,7 @@ def test_impossible_pairs_are_refused_in_a_sentence(arm, words):
 
 def test_configure_and_make():
     own = [dict(model="llama", n_layer=3), dict(model="llama", n_kv_head=2), dict(bias=False)]
+    own.append(dict(norm_eps=1e-6))  # GPT-2 has no RMSNorm
     slots = [dict(position="rope"), dict(n_kv_head=2), dict(window=4), dict(bias="norm")]
     slots += [dict(arch="gpt2"), dict(mixer="attention"), dict(head_dim=4)]
     for given in own + slots + [dict(model="llama", rope_scaling="yarn")]:

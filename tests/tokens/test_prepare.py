@@ -1,6 +1,7 @@
 """Text in, token files out; --list."""
 
 import hashlib
+import json
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import prepare
 import train
 from common import files
 from common.errors import Failure
-from helpers.texts import message
+from helpers.texts import decoded, message
 from tokens import documents, token_files
 from tokens.token_files import load_meta, load_split, load_tokenizer
 
@@ -29,12 +30,6 @@ TEXT = (
 def book(tmp_path):
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
     return "book.txt"
-
-
-def decoded(name):
-    folder = Path("data", name)
-    tokenizer, splits = load_tokenizer(folder, load_meta(folder)), load_meta(folder)["splits"]
-    return [tokenizer.decode(load_split(folder, split, 0)) for split in splits]
 
 
 def thirds(text):
@@ -133,6 +128,11 @@ def test_a_dataset_is_replaced_as_a_whole_and_what_is_the_users_stays(book, caps
     prepare.prepare("mybook", book, "byte")
     assert load_meta("data/mybook")["tokenizer"] == "byte" and contents_of_set() != before
     assert "replaced the dataset made from book.txt, which had other" in capsys.readouterr().out
+    old = load_meta("data/mybook")
+    splits = {name: old["splits"][name] for name in ("train", "val")}  # as before there were tests
+    Path("data/mybook/meta.json").write_text(json.dumps(old | {"splits": splits}))
+    prepare.prepare("mybook", book, "byte")
+    assert load_meta("data/mybook") == old and "had other" not in capsys.readouterr().out
     assert Path("data/mybook/notes").is_dir()
     assert Path("data/mybook/input.txt").read_text() == "mine, and short"
     prepare.prepare("mybook")  # no --input: input.txt
@@ -289,7 +289,7 @@ def run_command(out):
 
 
 @pytest.mark.parametrize("kind", ["text", "documents", "pairs"])
-def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys, monkeypatch):
+def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys):
     """GPT-2's 50,257 would be most of a small model; from a megabyte on they are taken."""
     name, line = {
         "text": ("mine.txt", "{i} speaks of the king"),
@@ -304,8 +304,7 @@ def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys
     assert ("ngrams" in meta) == (kind != "pairs")
     assert "gpt2" in out and not run_command(out)
     if kind != "text":
-        monkeypatch.setattr(prepare, "find_spec", lambda package: None)  # without tokenizers
-        assert prepare.chosen_tokenizer("mine", "auto", Mock(size=999_999)) == "char"
+        assert prepare.chosen_tokenizer("mine", "auto", Mock(size=999_999)) == prepare.SMALL_BPE
         assert prepare.chosen_tokenizer("mine", "auto", Mock(size=1_000_000)) == "gpt2"
         assert prepare.chosen_tokenizer("mine", "gpt2", Mock(size=1)) == "gpt2"
         assert prepare.chosen_tokenizer("mine", "auto", {"train": None}) == "gpt2"

@@ -12,20 +12,14 @@ import pytest
 
 import prepare
 from common.errors import Failure
-from helpers.texts import gpt2_or_skip, message, no_network
+from helpers.texts import decoded, gpt2_or_skip, message, no_network
 from helpers.wheels import add_wheel
 from tokens import downloads, sources
-from tokens.token_files import load_meta, load_split, load_tokenizer
+from tokens.token_files import load_meta
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
 GPT2_TOKENIZER = downloads.gpt2_tokenizer  # the real one
-
-
-def decoded(name):
-    folder = Path("data", name)
-    tokenizer, splits = load_tokenizer(folder, load_meta(folder)), load_meta(folder)["splits"]
-    return [tokenizer.decode(load_split(folder, split, 0)) for split in splits]
 
 
 # ---------------------------------------------------------------- Shakespeare

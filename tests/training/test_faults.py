@@ -174,8 +174,12 @@ def test_a_second_signal_a_moment_later_ends_at_once(monkeypatch):
 
 def test_a_terminal_that_closes_does_not_stop_what_nohup_started():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    StopRequest()
+    before = signal.getsignal(signal.SIGINT)
+    stop = StopRequest()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) == stop.note
+    stop.close()
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 IN_FORWARD = (net.Loss, "forward")

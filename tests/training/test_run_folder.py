@@ -9,6 +9,7 @@ import shutil
 import sys
 from dataclasses import asdict
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,20 +40,16 @@ def test_leftovers_of_interrupted_writes_are_removed(tmp_path):
 
 
 def test_a_lock_file_of_another_user(tmp_path, monkeypatch):
-    def refuse(path):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
     (tmp_path / "lock").touch()
-    monkeypatch.setattr(files, "lock", refuse)
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(files, "lock", Mock(side_effect=denied))
     said = refused(run_folder.check_out_dir, tmp_path)
     assert f"cannot lock this folder: Permission denied (out_dir={tmp_path})" in said
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
-    def flock(*args):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(files.fcntl, "flock", flock)
+    unknown = OSError(errno.ENOSYS, "Function not implemented")
+    monkeypatch.setattr(files.fcntl, "flock", Mock(side_effect=unknown))
     run_folder.open_out_dir(tmp_path).close()
     assert (tmp_path / "lock").read_text() == str(os.getpid())
     assert "without locks: start only one process" in capsys.readouterr().err
@@ -213,10 +210,7 @@ def test_drawing_warns_once(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv"])
 def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, name, at):
     """In whatever it does. It warns once; log.jsonl has all rows."""
-
-    def broken(*more):
-        raise OSError("no network")
-
+    broken = Mock(side_effect=OSError("no network"))
     starts = {
         "start": broken,
         "log": lambda *more: (broken, lambda: None),

@@ -8,11 +8,13 @@ import re
 import shutil
 import signal
 
+import numpy as np
 import pytest
 import torch
 
 import train
 from common.errors import UserError
+from common.files import sha256_of
 from common.runtime import Runtime, StopRequest
 from helpers.runs import arguments, losses, ready, same_runs, stop_after, two_ranks, weights
 from helpers.texts import message
@@ -119,10 +121,9 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
         if layout == "one":
             assert not train.main([*run, *more]).status
             continue
-        process = two_ranks(*run, *more, f"--parallel={layout}")
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        assert "best validation loss" in out
+        done = two_ranks(*run, *more, f"--parallel={layout}")
+        assert done.returncode == 0, done.stderr
+        assert "best validation loss" in done.stdout
     for key in ("loss", "val_loss", "grad_norm"):
         a, b = (dict(losses(tmp_path / name, key)) for name in ("one", "moved"))
         assert b == pytest.approx(a, abs=1e-5, rel=1e-5) and len(a) >= 3
@@ -137,12 +138,9 @@ def test_a_mistake_found_by_rank_0_ends_all(start, data_dir, tmp_path):
     """Only rank 0 looks at the run folder; the other must not wait for it."""
     start("run", "--max_iters=1")
     more = ("--max_iters=1", "--gradient_accumulation_steps=2")
-    process = two_ranks(*arguments(data_dir, tmp_path / "run", *more))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert (
-        err.count("error: out_dir already contains a run") == 1 and "Connection closed" not in err
-    )
+    done = two_ranks(*arguments(data_dir, tmp_path / "run", *more))
+    assert done.returncode != 0 and "Connection closed" not in done.stderr
+    assert done.stderr.count("error: out_dir already contains a run") == 1
 
 
 @pytest.mark.parametrize("rank, words", [(0, "no data"), (1, "rank 0 cannot continue")])
@@ -286,7 +284,9 @@ def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, resume
     meta = json.loads((folder / "meta.json").read_text())
     splits = meta["splits"] | {"test": meta["splits"]["val"]}
     (folder / "meta.json").write_text(json.dumps(meta | {"splits": splits}))
+    handler = signal.getsignal(signal.SIGINT)
     train.main(arguments(tmp_path / "data", out, "--max_iters=3"))
+    assert signal.getsignal(signal.SIGINT) == handler
     logged = f"{losses(out, 'val_loss')[-1][1]:.4f}, "
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
     capsys.readouterr()
@@ -299,6 +299,12 @@ def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, resume
 
     said = message(resume, "run", "--split=test")
     assert re.search("split=test is scored by eval_only.*--eval_only", said)
+    ids = np.fromfile(folder / "val.bin", "uint16")[:9]  # fewer than block_size
+    ids.tofile(folder / "test.bin")
+    splits["test"] = {"tokens": 9, "bytes": 9, "sha256": sha256_of(folder / "test.bin")}
+    (folder / "meta.json").write_text(json.dumps(meta | {"splits": splits}))
+    resume("run", "--eval_only --split=test")
+    assert "words: test loss " in capsys.readouterr().out
     del splits["test"]
     (folder / "meta.json").write_text(json.dumps(meta | {"splits": splits}))
     assert "has no test split" in message(resume, "run", "--eval_only --split=test")
@@ -320,6 +326,14 @@ def test_the_same_command_resumes(start, tmp_path, more):
     start("run", f"{more} --max_iters=2")
     start("run", f"{more} --max_iters=3 --init_from=resume")
     assert checkpoint.steps(tmp_path / "run") == [2, 3]
+
+
+def test_a_run_goes_on_from_the_weights_of_another_with_fewer_positions(start, tmp_path):
+    start("run", "--model=gpt2 --max_iters=2")
+    weights = f"--model=gpt2 --max_iters=2 --init_from={tmp_path / 'run'}"
+    assert not start("shorter", f"{weights} --block_size=8")
+    for size in ("--block_size=64", "--n_layer=3"):
+        assert "keys that change the architecture" in message(start, "other", f"{weights} {size}")
 
 
 def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path):

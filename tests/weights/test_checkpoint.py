@@ -7,29 +7,20 @@ import shutil
 import stat
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import sample
 from common import files
 from common.errors import Failure, UserError
-from helpers.checkpoints import FORMAT_1, copy_as, copy_run, prepare_words, resume
+from helpers.checkpoints import FORMAT_1, copy_as, resume
 from helpers.formats import refused, replace_by_pipe
 from training import run_folder
 from weights import checkpoint
 
 LOSSES = {21: 1.463037, 22: 1.461660, 30: 1.303072, 40: 1.282067}  # of FORMAT 1, uninterrupted
 SAVED = FORMAT_1 / "ckpt" / "000020"
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return prepare_words(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture
-def out(tmp_path):
-    return copy_run(tmp_path / "run")
 
 
 def save(out, step, best=True, **changes):
@@ -164,11 +155,9 @@ def test_a_reader_beside_a_save_always_finds_a_checkpoint(out):
 @pytest.mark.parametrize("function", ["rmtree", "rename"])
 def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(out, monkeypatch, capsys, function):
     save(out, 40)
-
-    def fail(*args, **more):
-        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-
-    monkeypatch.setattr(shutil if function == "rmtree" else Path, function, fail)
+    busy = OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+    owner = shutil if function == "rmtree" else Path
+    monkeypatch.setattr(owner, function, Mock(side_effect=busy))
     assert save(out, 60).is_dir() and save(out, 80).is_dir()
     err = capsys.readouterr().err
     assert err.count("warning: cannot remove") >= 1 and "Device or resource busy" in err

@@ -12,21 +12,11 @@ from safetensors.torch import load_file, save_file
 import train
 from common.configurator import keys
 from common.errors import Failure, UserError
-from helpers.checkpoints import copy_run, edit_json, prepare_words, reseal, resume
+from helpers.checkpoints import edit_json, reseal, resume
 from helpers.formats import refused
 from parts.architectures import ARCH, MODEL_KEYS, configure, make
 from training.settings import TrainConfig
 from weights import checkpoint, checks
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return prepare_words(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture
-def out(tmp_path):
-    return copy_run(tmp_path / "run")
 
 
 class Bomb:

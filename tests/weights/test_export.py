@@ -2,6 +2,7 @@
 
 import random
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,11 +97,8 @@ def test_nothing_unfinished_stays(runs, fails, tmp_path, monkeypatch):
     partial(dest).mkdir()
     argv = [f"--out_dir={runs / 'llama'}", f"--dest={dest}"]
     if fails:
-
-        def refuse(*args):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(export, "save_file", refuse)
+        full = OSError(28, "No space left on device")
+        monkeypatch.setattr(export, "save_file", Mock(side_effect=full))
         with pytest.raises(Failure, match="No space left on device .*model.*free the disk"):
             main(argv)
     else:

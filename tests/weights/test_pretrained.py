@@ -17,6 +17,7 @@ from helpers.bpe import bpe
 from helpers.checkpoints import copy_run, edit_json, reseal
 from helpers.pretrained import MAKERS, TEXT, random_texts, write_model
 from helpers.runs import arguments
+from helpers.tables import jsonl, write
 from helpers.texts import message
 from prepare import prepare
 from tokens.data import open_split
@@ -44,11 +45,6 @@ CHANGES = {  # {kind: what it does not give back}
     "unigram": {"ligatures", "runs of blanks", "line ends", "capital letters"},
     "wordpiece": {"accents", "capital letters", "runs of blanks", "letters of other scripts"},
 }
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +143,7 @@ def test_tokens_that_are_no_character(made):
 def test_documents_pairs_and_preferences_end_with_it(model, tmp_path, capsys):
     bos = [] if model.bos is None else [model.bos]
     end = model.stops[0]
-    write_rows(tmp_path / "a.jsonl", DOCUMENTS)
+    write(tmp_path / "a.jsonl", jsonl(DOCUMENTS))
     prepare("docs", str(tmp_path / "a.jsonl"), str(model.folder), str(tmp_path))
     assert ("NOTE" in capsys.readouterr().out) == (model.folder.name in CHANGES)
     tokenizer = load_tokenizer(tmp_path / "docs", load_meta(tmp_path / "docs"))
@@ -161,7 +157,7 @@ def test_documents_pairs_and_preferences_end_with_it(model, tmp_path, capsys):
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in [*ANSWERS, ("", "x")]]
     tastes = [{"prompt": p, "chosen": a, "rejected": a[::-1]} for p, a in ANSWERS]
     for name, lines in {"pairs": rows, "tastes": tastes}.items():
-        path = write_rows(tmp_path / f"{name}.jsonl", lines)
+        path = write(tmp_path / f"{name}.jsonl", jsonl(lines))
         prepare(name, path, str(model.folder), str(tmp_path))
         ids, mask = load_split(tmp_path / name, "train", 0), load_mask(tmp_path / name, "train")
         starts = np.flatnonzero(np.diff(mask.astype(int), prepend=1) == -1)
@@ -200,7 +196,7 @@ def test_trained_exported_and_read_again(kind, made, tmp_path):
     with the same meaning, for transformers and for us."""
     transformers = pytest.importorskip("transformers")
     _, ours, bos, stops = opened(made[kind])
-    write_rows(tmp_path / "a.jsonl", DOCUMENTS)
+    write(tmp_path / "a.jsonl", jsonl(DOCUMENTS))
     prepare("docs", str(tmp_path / "a.jsonl"), str(made[kind]), str(tmp_path))
     run = arguments(tmp_path, tmp_path / "run", "--dataset=docs", "--model=llama", "--max_iters=2")
     assert not train.main([*run, "--block_size=16"]).status
@@ -248,7 +244,7 @@ def test_a_tokenizer_without_an_end_takes_no_pairs(made, tmp_path):
     shutil.copytree(made["codeparrot"], tmp_path / "bare")
     content = json.loads((tmp_path / "bare" / "tokenizer.json").read_text())
     (tmp_path / "bare" / "tokenizer.json").write_text(json.dumps(content | {"added_tokens": []}))
-    path = write_rows(tmp_path / "a.jsonl", [{"prompt": p, "answer": a} for p, a in ANSWERS])
+    path = write(tmp_path / "a.jsonl", jsonl([{"prompt": p, "answer": a} for p, a in ANSWERS]))
     with pytest.raises(UserError, match="no token of this tokenizer ends an answer"):
         prepare("pairs", path, str(tmp_path / "bare"), str(tmp_path))
     (tmp_path / "bare" / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))

@@ -1,5 +1,7 @@
 """Two run folders, barely trained: a LLaMA of characters, and a GPT-2 of bytes."""
 
+import pytest
+
 import train
 from helpers.runs import arguments
 from prepare import prepare
@@ -7,8 +9,10 @@ from prepare import prepare
 TEXT = "the king of Zoë shall speak\n" * 200
 
 
-def two_runs(folder):
-    """The run folders, made in `folder`."""
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """The run folders, which no test changes."""
+    folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     outs = []
     for model, tokenizer in (("llama", "char"), ("gpt2", "byte")):
