@@ -73,7 +73,7 @@ def prepare_missing(folder):
 def make_model(settings, tokenizer, vocab_size):
     """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new."""
     if settings.folder:
-        fix = "leave out the keys that change the architecture"
+        fix = "leave out the keys that change the architecture, or choose another checkpoint"
         return checkpoint.load_model(settings.folder, settings.model, fix=fix)
     if settings.config.init_from == "scratch":
         return new_model(settings, vocab_size)
@@ -151,7 +151,8 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     step_samples = config.batch_size * config.gradient_accumulation_steps
     tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
     flops = 6 * description.used_parameters(model) * tokens
-    asked = settings.state is None or "compile" in settings.command_line.typed
+    typed = settings.command_line.values.get("compile", "auto")
+    asked = settings.state is None or typed != "auto"
     reason = "as asked" if asked else "as when this run began"
     runtime.choose_compile(config.compile, flops, reason)
     kind = runtime.device.split(":")[0]
@@ -328,8 +329,8 @@ def evaluate(run, split, limit, stop=None, name=""):
 
 def score_splits(run, data, stop=None):
     """{"train", "val"} with the batch sums of both splits of a Dataset; None if a stop signal
-    arrives midway. The last evaluation of a run also scores "whole", the whole validation split,
-    where eval_tokens are fewer."""
+    arrives midway. The last evaluation of a run with eval_tokens also has "whole", the whole
+    validation split: "val" itself, where eval_tokens cover it."""
     limit = run.config.eval_tokens
     val_split = data.splits["val"]
     train_limit = min(EVAL_TRAIN_TOKENS, limit or len(val_split))
@@ -487,8 +488,7 @@ def train_or_evaluate(settings, build_run):
         say(text)
         return Result(0)
     if run.step > config.max_iters or (run.step == config.max_iters and not evaluation_due(run)):
-        done = f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)"
-        say(done)
+        say(f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)")
         return Result(0, settings.folder)
 
     # Train. Rank 0 holds the lock of the run folder until the end; elsewhere it is None.
@@ -543,7 +543,7 @@ def finish(run, settings, speed):
     prompt, stop = terminal.closing_prompt(run.data.splits["val"], run.data.tokenizer)
     sampling = SampleConfig(max_new_tokens=300, stop=stop)
     write_sample(model, run.data.tokenizer, prompt, run.runtime, sampling)
-    terminal.print_next_commands(folder, run.config, settings.command_line)
+    terminal.print_next_commands(folder, run.config, settings.command_line, run.program)
 
 
 if __name__ == "__main__":

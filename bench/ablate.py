@@ -13,6 +13,7 @@ sweep's own keys are:
 """
 
 import sys
+from contextlib import closing
 
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
@@ -61,8 +62,9 @@ def run_one(sweep, start=runs.run_local):
 
     sweep.open(new_costs)
     try:
-        stop = StopRequest()
-        if not complete(sweep, stop, start):
+        with closing(StopRequest()) as stop:
+            completed = complete(sweep, stop, start)
+        if not completed:
             command = printable(runnable(sweep.command), keep="\n")
             text = f"stopped and saved; the same command continues:\n{command}"
             if tell(text, sys.stdout):

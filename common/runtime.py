@@ -283,7 +283,8 @@ class StopRequest:
     def close(self):
         """Give the signals back: the caller may be a notebook."""
         for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: it was not set from Python
+                signal.signal(number, handler)
 
     def note(self, number, frame):
         """The handler. It prints nothing: where the reader of our output has left, as `tee` has

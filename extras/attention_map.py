@@ -100,7 +100,7 @@ def check_layer(model, layer):
         raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
 
     if not has_map(model.blocks[layer].attn):
-        fix = "choose a layer whose mixer is attention, without gate, sink, or changed values"
+        fix = "choose a layer of attention with values of its own, unchanged, and no gate or sink"
         raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
 
 
@@ -164,7 +164,9 @@ def read(argv):
 
 def main(argv):
     settings, config, name = read(argv)
-    (text,) = read_prompts(config.start)
+    text, *others = read_prompts(config.start, config.prompts)
+    if others:
+        raise UserError("one prompt is drawn", f"prompts={config.prompts}", "give it with --start")
     check_path(settings.out)
     device, dtype = choose_device(config)
     model, tokenizer, what = open_weights(name, config.checkpoint, device)

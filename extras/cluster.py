@@ -11,6 +11,7 @@ bench/ablate.py, and:
 """
 
 import math
+import os
 import shlex
 import sys
 from dataclasses import asdict, dataclass
@@ -72,7 +73,10 @@ def main(argv, trainer=runs.TRAINER):
         if config.emit == "slurm":
             status = max(status, emit(sweep, config.sbatch))
         else:
-            status = max(status, ablate.run_one(sweep, run_on_ray))
+            ended = ablate.run_one(sweep, run_on_ray)
+            status = max(status, ended)
+            if ended not in (0, 1):  # stopped by a signal
+                break
     return status
 
 
@@ -94,8 +98,9 @@ def run_on_ray(jobs, sweep, stop):
     node is lost, and the run resumes from its last checkpoint."""
     ray = import_ray()
 
-    def task(root, values, stop_file):  # pickled by value: a node needs only the repo
+    def task(root, folder, values, stop_file):  # pickled by value: a node needs only the repo
         sys.path.insert(0, root)
+        os.chdir(folder)  # of the driver: data_dir is relative to it
         from bench.ablation import runs
 
         row = runs.run_job(runs.Job(**values), Path(stop_file).exists, patience=math.inf)
@@ -110,7 +115,7 @@ def run_on_ray(jobs, sweep, stop):
     for job in jobs:
         job.threads = sweep.machine.threads
         values = asdict(job) | {"out_dir": str(Path(job.out_dir).absolute())}
-        pending[remote.remote(str(ROOT), values, str(stop_file))] = job
+        pending[remote.remote(str(ROOT), os.getcwd(), values, str(stop_file))] = job
     try:
         while pending and not stop.status:
             ready, _ = ray.wait(list(pending), timeout=1.0)
@@ -150,6 +155,7 @@ def emit(sweep, options=""):
             if jobs:
                 script = write_slurm(jobs, sweep, options)
                 print(f"{len(jobs)} runs: start them with sbatch {script}")
+                print(f"Task N prints to {Path(sweep.out) / 'slurm-N.txt'}.")
                 print("When they have ended, type this command again.")
                 return 0
     finally:

@@ -126,7 +126,7 @@ def time_evaluation(run):
     train.score(small)  # warms up
     per_token = timed(train.score, small) / (2 * few)
     seconds = per_token * (val_tokens + min(val_tokens, train.EVAL_TRAIN_TOKENS))
-    last = per_token * whole if config.eval_tokens else 0.0
+    last = per_token * whole if limit < whole else 0.0
     return seconds, last
 
 
@@ -146,7 +146,8 @@ def dry_run(run):
     c = variant(run)
     steps = max(0, config.max_iters - begin)
     next_due = begin + (run.state.get("evaluated") == begin)
-    evaluations = 1 + sum(n >= next_due for n in range(0, config.max_iters, config.eval_interval))
+    evaluations = sum(n >= next_due for n in range(0, config.max_iters, config.eval_interval))
+    evaluations += next_due <= config.max_iters  # the last one
     seconds = duration(steps * step + evaluations * evaluation + last + start)
     tokens = steps * run.step_tokens
     flops = training_flops_per_token(c, c.block_size)
@@ -170,7 +171,7 @@ def dry_run(run):
         "checkpoints": f"{size(needed // 4)} each, at most four at a time; "
         f"{size(free)} free in {folder}",
     }
-    print("\nWhat this run would cost (the timed steps are discarded, nothing was written):")
+    print("\nWhat this run would cost (the timed steps are discarded):")
     for name, text in rows.items():
         print(errors.printable(f"  {name:<12} {text}"))
     return 0

@@ -2,10 +2,11 @@
 
 Score models with a longer context than in training. The runs best differ in --position alone.
 
-The same tokens of the validation text are scored with 1/4 to 8 times the training context before
-them. A run with rope is scored with each rope scaling as well, for texts 8 times as long and
-without further training. The baseline slides the training context along: the model sees nothing
-before it, and so never reads more than in training. Prints a table.
+The same tokens of the validation text, a quarter of the training context, are scored at the end of
+windows of 1/4 to 8 times the training context. A run with rope is scored with each rope scaling as
+well, for texts 8 times as long and without further training. The baseline slides the training
+context along: the model sees nothing before it, and so never reads more than in training. Prints a
+table.
 """
 
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ def lines_of(outs, config, runtime):
         for scaling, model in scalings(scored, runtime.device).items():
             title = scored.name if scaling == "none" else f"{scored.name}, {scaling}"
             lines[title] = extrapolation(model, tokens, runtime, CONTEXTS, TOKENS)
-            print(f"{title}: {text_of(lines[title][f'{max(CONTEXTS):g}'])}", flush=True)
+            longest = f"{max(CONTEXTS):g}"
+            print(f"{title}, {longest}×: {text_of(lines[title][longest])}", flush=True)
     return runs[0].model.config.block_size, lines
 
 
@@ -131,7 +133,8 @@ def loss_table(T, lines):
         entries = {f"{int(n * T)} ({n:g}×)": losses[f"{n:g}"] for n in CONTEXTS}
         entries["baseline"] = losses["1"]["window"]
         columns[title] = {n: text_of(e) if "loss" in e else "none" for n, e in entries.items()}
-        why += {f"No loss for {title}: {e['why']}." for e in entries.values() if "why" in e}
+        reasons = [f"No loss for {title}: {e['why']}." for e in entries.values() if "why" in e]
+        why += dict.fromkeys(reasons)
     return [pd.DataFrame(columns).to_string(), *why]
 
 

@@ -174,7 +174,7 @@ PICTURES = {"rope": rope, "alibi": alibi, "masks": masks}  # by the name of the 
 
 @dataclass
 class GalleryConfig:
-    gpt2: str = ""  # the run folder of a GPT-2; empty: its attention is not drawn
+    gpt2: PathName = ""  # the run folder of a GPT-2; empty: its attention is not drawn
     llama: PathName = ""  # the run folder of a LLaMA
     prompt: str = "To be, or not to be"  # over which their attention is drawn
 

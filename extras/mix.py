@@ -101,6 +101,10 @@ def open_mixture(config, runtime, shares):
     folders = [Path(config.data_dir) / name for name in names]
     ranks.main_first(lambda: [train.prepare_missing(folder) for folder in folders], runtime)
     sources = [Dataset(config.data_dir, name) for name in names]
+    for source in sources:
+        if "preferences" in source.meta["splits"]["train"]:
+            fix = "leave it out; python -m extras.preferences trains on it alone"
+            raise UserError(f"{source.name} holds preferences", f"dataset={config.dataset}", fix)
     for other in sources[1:]:
         if other.tokenizer.to_json() != sources[0].tokenizer.to_json():
             what = f"{names[0]} and {other.name} have different tokenizers"
@@ -172,6 +176,11 @@ class Mixture:
             lines += source.description()
             lines.append(f"  {weight:.2%} of the samples")
         return lines
+
+    def times_read(self, samples):
+        """How often they go through the training split that is read most often."""
+        parts = zip(self.sources, self.weights, strict=True)
+        return max(source.times_read(samples * weight) for source, weight in parts)
 
     def epochs(self, samples):
         """How often a number of samples go through each training split, as text."""

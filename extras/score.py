@@ -29,6 +29,7 @@ from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_text, show_cut
 from sampling.reader import Reader
 from sampling.settings import SampleConfig
+from sampling.text import texts_of
 from tokens.data import text_bytes
 
 LEVELS = [  # (surprise below so many nats, colour of the token on a terminal)
@@ -63,12 +64,6 @@ def surprise(model, ids, first, context=None, vocab_size=None):
         nats.append(F.cross_entropy(logits.float(), text[done + 1 : end + 1], reduction="none"))
         done = end
     return torch.cat(nats).double()
-
-
-def texts_of(tokenizer, ids):
-    """The text of each token. A character that spans several tokens belongs to the last of them."""
-    stream = tokenizer.stream()
-    return [stream.step(token) for token in ids]
 
 
 def score_text(model, tokenizer, text, context=None, where="text"):

@@ -31,7 +31,8 @@ class SampleConfig:
         "device",
     )
     # the model
-    init_from: PathName = "resume"  # the run in out_dir; gpt2[-medium|-large|-xl], HF folder, name
+    #: resume: the run in out_dir; or a run folder, gpt2[-medium|-large|-xl], HF folder, HF name
+    init_from: PathName = "resume"
     out_dir: PathName = "out"  # the run folder
     checkpoint: str = "latest"  # latest, best, or a step
     # the prompt

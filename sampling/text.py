@@ -74,3 +74,9 @@ class Sample:
             others = [f"{self.tokenizer.decode([other])!r} {p:.3f}" for other, p in top]
             lines.append(f"{step:4}  {drawn:10}  {math.exp(logprob):.3f}  {'  '.join(others)}")
         return lines
+
+
+def texts_of(tokenizer, ids):
+    """The text of each token. A character that spans several tokens belongs to the last of them."""
+    stream = tokenizer.stream()
+    return [stream.step(token) for token in ids]

@@ -24,7 +24,7 @@ sys.orig_argv[0] = "python"  # as if it were typed so
 
 @pytest.fixture(autouse=True)
 def own_state():
-    """Forget earlier warnings, and restore the signal handlers that train.main replaces."""
+    """Forget earlier warnings, and restore the signal handlers that a StopRequest replaces."""
     from common import files
 
     files.warned.clear()

@@ -50,9 +50,13 @@ class Dataset:
             lines.append(pairs_text(train, val))
         return lines
 
+    def times_read(self, samples):
+        """How often a number of samples go through the training split."""
+        return samples / self.batches.windows_per_epoch
+
     def epochs(self, samples):
-        """How often a number of samples go through the training split, as text."""
-        return f"{samples / self.batches.windows_per_epoch:.2f} epochs"
+        """The same as text."""
+        return f"{self.times_read(samples):.2f} epochs"
 
 
 def open_split(folder, split, block_size):

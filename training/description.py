@@ -108,8 +108,7 @@ def describe_training(run):
 
 def warn_of_epochs(run):
     """Warn of a run that reads its text so often that it learns it by heart."""
-    samples = run.config.max_iters * run.step_samples
-    epochs = samples / run.samples.windows_per_epoch
+    epochs = run.data.times_read(run.config.max_iters * run.step_samples)
     modules = run.model.modules()
     has_dropout = any(isinstance(module, torch.nn.Dropout) and module.p for module in modules)
     if epochs > EPOCHS and not has_dropout:

@@ -355,7 +355,7 @@ def attempt(name, work, *arguments):
 
 
 class LogFile:
-    """The rows of a run: log.jsonl, loss.png, and the loggers asked for. Rows of later steps, which
+    """The rows of a run: log.jsonl, and the loggers asked for. Rows of later steps, which
     a killed run logged but did not save, are dropped."""
 
     def __init__(self, run):

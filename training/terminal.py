@@ -293,14 +293,14 @@ def closing_prompt(split, tokenizer):
     return tokenizer.decode(prompt), newline
 
 
-def print_next_commands(folder, config, given):
+def print_next_commands(folder, config, given, program):
     """The checkpoint's folder, and commands that sample from it and train the other model."""
     out_dir = Path(config.out_dir)
     print(printable(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}", keep="\n"))
     print(f"sample more:\n{command('sample.py', f'--out_dir={out_dir}')}")
     twin = twin_arguments(given)
     if twin:
-        print(f"compare with {NAMES[OTHER[config.model]]}:\n{command('train.py', *twin)}")
+        print(f"compare with {NAMES[OTHER[config.model]]}:\n{command(program, *twin)}")
 
 
 def twin_arguments(given):

@@ -303,9 +303,11 @@ def load_model(folder, config, device="cpu", fix=FOREIGN):
     not fit the configuration."""
     path = Path(folder) / "model.safetensors"
     tensors = checks.read_tensors(path)
-    position = getattr(configure(config), "position", "learned")
-    if position == "learned" and "wpe.weight" in tensors:
-        tensors["wpe.weight"] = tensors["wpe.weight"][: config["block_size"]]
+    made = configure(config)
+    positions = tensors.get("wpe.weight")
+    is_learned = getattr(made, "position", "learned") == "learned"
+    if is_learned and positions is not None and positions.dim() == 2:
+        tensors["wpe.weight"] = positions[: made.block_size]
     checks.check_fit(config, tensors, path, fix)
     with NoInitialValues():  # the file has them all
         model = make(configure(config))

@@ -25,8 +25,8 @@ SAMPLED = 200  # tokens of the sample
 
 @torch.no_grad()
 def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
-    """{"1": entry, "2": ...} of the losses with 1, 2, ... times the training context T before the
-    targets, as `interval` gives them, or {"why"} where the model or the text does not allow it. The
+    """{"1": entry, "2": ...} of the losses at the end of 1, 2, ... times the training context T,
+    as `interval` gives them, or {"why"} where the model or the text does not allow it. The
     targets are the same for all: T/4 tokens (fewer of a short text) at the end of each of several
     windows, which are spread over tokens (N,). An entry's "window" is the loss with the last T
     tokens alone in sight, which slide with the targets in strides of T/16. `most` bounds the tokens

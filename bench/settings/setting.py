@@ -94,6 +94,8 @@ class Course:
         self.stored = stored_settings(self.folder)
         self.doublings = self.stored.get("doublings", 0)
         self.rows = {}  # {key: row} of the current code and configuration
+        self.best_rate = None
+        self.admission = None  # until next_jobs finds it
 
     # ------------------------------------------------------------ its arms
 
@@ -115,7 +117,7 @@ class Course:
         self.arms = arms
         self.yardsticks = ngrams.yardsticks(self.counted, tokens_of(base), base["block_size"])
         if "trigrams" not in self.yardsticks:
-            fix = "choose a text that is long enough to count them"
+            fix = "choose running text, and prepare it again if it is old or very short"
             raise UserError("no n-gram losses", f"dataset={base['dataset']}", fix)
 
     def recognise(self):
@@ -312,7 +314,7 @@ def admission(losses, trigrams):
     of trigrams on the tokens that it saw: {"admitted", "why", "loss", "trigrams", "falls"}. A fall
     is the nats that the loss falls by when the tokens double. Without losses, if a run diverged."""
     mean = {multiple: fmean(values) for multiple, values in losses.items()}
-    if not all(math.isfinite(loss) for loss in mean.values()):
+    if not all(math.isfinite(mean[multiple]) for multiple in (0.5, 1, 2)):
         return {"admitted": False, "why": "a run of the base diverged at its best rate"}
     falls = [mean[0.5] - mean[1], mean[1] - mean[2]]
     why = ""

@@ -17,8 +17,9 @@ from bench.ablation.rows import is_cost
 from bench.ablation.step_times import PATIENCE, Probe, cores, wait_until_quiet
 from bench.ablation.sweep import identify
 from bench.settings import plan as plans
+from bench.settings.plan import tokens_of
 from bench.settings.run import Worker, ended
-from bench.settings.setting import Course, tokens_of
+from bench.settings.setting import Course
 from common import files
 from common.errors import UserError
 from common.runtime import StopRequest, versions
@@ -47,11 +48,11 @@ def main(argv, usage):
 
     check_predicted(plan)
     plan.out.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(lock_run(plan.out, write_id=True)):
-        stop = StopRequest()
+    lock = lock_run(plan.out, write_id=True)
+    with contextlib.closing(lock), contextlib.closing(StopRequest()) as stop:
         failed = measure(plan, courses, stop)
         for course in courses:
-            if course.is_admitted and not stop.status:
+            if not stop.status and course.is_admitted:
                 time_arms(course)
     with doing("predicting"):
         from bench.settings import table  # scipy takes a second to import
@@ -256,4 +257,5 @@ def hours_of(jobs):
         seconds = min(probe.step() for _ in range(TIMED))
     scored = len(jobs) * values["eval_tokens"] / 3  # a forward pass is a third of a step
     tokens = sum(tokens_of(job.values) for job in jobs) + scored
-    return tokens / (values["batch_size"] * values["block_size"]) * seconds / 3600
+    step_tokens = tokens_of(values) / values["max_iters"]
+    return tokens / step_tokens * seconds / 3600

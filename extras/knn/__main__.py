@@ -61,6 +61,10 @@ class KnnConfig:
     batch_size: PositiveInt = 16
     device: str = "auto"
 
+    def __post_init__(self):
+        if self.tokens == 1:
+            raise ValueError("tokens=1 reads nothing: give 0 for all, or 2 or more")
+
 
 def open_both(name, config):
     """(model, its identity, dataset folder, runtime). Raises UserError if the dataset has other
@@ -171,8 +175,8 @@ def measure(name, config):
     split = open_split(data, "val", model.config.block_size)
     batches = list(split.eval_batches(config.batch_size, config.tokens))
     if len(batches) < 2:
-        what = "the validation text is one batch, which has no halves"
-        raise UserError(what, data, "choose a smaller --batch_size")
+        what = "what is read of the validation text is one batch, which has no halves"
+        raise UserError(what, data, "choose a smaller --batch_size, or more --tokens")
 
     sums = torch.zeros(2, len(TEMPERATURES), len(WEIGHTS)).double()
     targets = [0, 0]

@@ -30,7 +30,7 @@ from common.runtime import seed_for
 from sample import steps
 from sampling.prompts import fit
 from sampling.settings import SampleConfig
-from sampling.text import Sample, likeliest
+from sampling.text import Sample, likeliest, texts_of
 
 FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {
@@ -131,12 +131,6 @@ def read_tokens(data, key, tokenizer):
 def label(tokenizer, token):
     """The text of a token, with bytes that are part of a character as \\xe4."""
     return tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
-
-
-def texts_of(tokenizer, ids):
-    """The text of each token. A character that spans several tokens belongs to the last of them."""
-    stream = tokenizer.stream()
-    return [stream.step(token) for token in ids]
 
 
 def write(opened, config, prompt, kept):

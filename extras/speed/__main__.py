@@ -31,7 +31,7 @@ import torch
 
 from common.configurator import build, load, print_help
 from common.errors import UserError, run
-from common.runtime import find_device
+from common.runtime import find_device, with_number
 from extras.speed import attention, decode, optimizer, page, race, results, train
 
 MEASUREMENTS = {
@@ -61,7 +61,9 @@ def main(argv):
     name, config = read(argv)
     if name == "page":
         return page.main()
-    device = find_device(config.device)
+    device = with_number(find_device(config.device))
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # whose memory and name are read
     torch.set_num_threads(getattr(config, "threads", None) or 1)
     for measured in MEASUREMENTS[name].measure(config, device):
         threads = torch.get_num_threads()

@@ -112,7 +112,7 @@ def race(entrant, out_dir, cache, limit=None):
     last_line = "no message"
     for line in process.stdout:
         last_line = line.strip() or last_line
-        match = re.match(r"step \d+: .*val loss ([\d.]+)(?:, ([\d.]+) on the whole)?", line)
+        match = re.match(r"step \d+: .*val loss ([\d.]+)(?:.*, ([\d.]+) on the whole)?", line)
         if match:
             points.append((time.perf_counter() - began, float(match[2] or match[1])))
     stopped = 143 if limit else 0  # it has saved
@@ -153,7 +153,8 @@ def run_rounds(config, nanogpt, threads, scratch):
     runs = {}
     for number in range(config.rounds):
         sides = [("nanoGPT", Entrant(NANOGPT, nanogpt, threads))]
-        sides += [(name, Entrant([name, f"--seed={1337 + number}"])) for name in OURS]
+        ours = ["--device=cpu", f"--seed={1337 + number}"]
+        sides += [(name, Entrant([name, *ours])) for name in OURS]
         if number % 2:
             sides.reverse()
         for name, entrant in sides:
@@ -165,7 +166,7 @@ def run_rounds(config, nanogpt, threads, scratch):
             _, loss = result.points[-1]
             print(
                 f"round {number + 1}: {name}: {result.wall:.0f} s, {result.cpu:.0f} CPU s, "
-                f"validation loss {loss:.4f}, test loss {result.unseen}",
+                f"validation loss {loss:.4f}",
                 flush=True,
             )
     return runs
@@ -249,6 +250,9 @@ def measure(config, device):
     if config.alone:
         yield run_alone(config, device)
         return
+    if device != "cpu":
+        fix = "leave it out, or name a run with --alone"
+        raise UserError("this race is run on a CPU", f"device={device}", fix)
     nanogpt = Path(config.nanogpt)
     if not (nanogpt / "data/shakespeare_char/train.bin").exists():
         fix = "clone it, run its data/shakespeare_char/prepare.py, and give --nanogpt=FOLDER"

@@ -26,6 +26,8 @@ def finished(device):
     """The time when a device has done all its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+    elif device == "mps":
+        torch.mps.synchronize()
     return time.perf_counter()
 
 

@@ -80,7 +80,7 @@ class SpeedConfig:
     threads: PositiveInt = 1
     batch_size: PositiveInt | None = None  # None: the shape's
     device: str = "auto"
-    # bfloat16: by autocast. None: both where the device has it, of shape A bfloat16 alone
+    #: bfloat16: by autocast. None: both where the device has it, of shape A bfloat16 alone
     dtype: Literal["float32", "bfloat16", "both"] | None = None
 
 
@@ -140,7 +140,6 @@ class Side:
         for optimizer in self.optimizers:
             optimizer.step()
         self.model.zero_grad()
-        value.item()  # waits for Metal, too
         return finished(self.device) - began
 
     def gpu_bytes(self, step):

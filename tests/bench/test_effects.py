@@ -49,14 +49,8 @@ def test_the_likelihood_of_tau_is_reml():
 
 
 def test_the_words():
-    found = by_part(
-        table(
-            gains=0.3 + WOBBLE,
-            loses=-0.3 + WOBBLE,
-            same=WOBBLE / 10,
-            varies=10 * WOBBLE,
-        )
-    )
+    parts = dict(gains=0.3 + WOBBLE, loses=-0.3 + WOBBLE, same=WOBBLE / 10, varies=10 * WOBBLE)
+    found = by_part(table(**parts))
     words = {part: effect.word for part, effect in found.items()}
     assert words == {
         "gains": "helps",

@@ -41,6 +41,7 @@ def course_of(tmp_path, monkeypatch, loss, **keys):
     plan = plans.Plan(config, [], parts)
     machine = {"torch": "2.13.0", "hardware": "a CPU", "git_commit": "abc"}
     course = setting.Course(plan, plans.Setting("c01", values, False), machine)
+    assert not course.is_admitted  # nobody has looked at it
     open_course(course)
     course.loss = loss
     return course

@@ -18,6 +18,7 @@ from extras.speed import attention, decode, page, race, results
 from extras.speed import train as train_step
 from extras.speed.race import Result
 from parts.architectures import configure
+from training import terminal
 from training.optim import AdamW, Muon
 
 
@@ -220,7 +221,9 @@ def test_a_run_of_a_race_starts_cold_and_its_cpu_seconds_count(tmp_path, monkeyp
 assert not os.listdir(os.environ["TMPDIR"]) and "OMP_NUM_THREADS" not in os.environ
 assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == os.environ["TMPDIR"]
 sum(range(10**7))
-print("step 9: train loss 1.0, val loss 2.5, 2.25 on the whole")"""
+"""
+    row = {"step": 9, "train_loss": 1, "val_loss": 2.5, "bits_per_byte": 3, "whole_val_loss": 2.25}
+    script += f"print({terminal.evaluation_lines(row)!r})"
     (tmp_path / "train.py").write_text(script)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     result = race.race(race.Entrant([], tmp_path), tmp_path, tmp_path / "cache")

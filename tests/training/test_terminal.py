@@ -60,7 +60,7 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
     given = Given(typed={"n_layer": 2}, files=[GPT2], texts={"n_layer": "--n_layer=2"})
     for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
         monkeypatch.chdir(folder)
-        terminal.print_next_commands("my run/ckpt/000050", config, given)
+        terminal.print_next_commands("my run/ckpt/000050", config, given, "train.py")
         printed = capsys.readouterr().out.replace("\\\n  ", "").partition("sample more:\n")[2]
         sample, _, twin = printed.partition("compare with LLaMA:\n")
         assert shlex.split(sample) == [PYTHON, f"{script}sample.py", "--out_dir=my run"]
@@ -176,7 +176,7 @@ def test_the_batches_are_on_the_bar_or_now_and_then_on_a_line(
 @pytest.mark.parametrize("steps, dropout, warned", [(21, 0.0, 1), (20, 0.0, 0), (21, 0.1, 0)])
 def test_many_epochs_without_dropout_are_warned_of(capsys, steps, dropout, warned):
     model = torch.nn.Sequential(torch.nn.Dropout(dropout))
-    samples = SimpleNamespace(windows_per_epoch=2)
+    data = SimpleNamespace(times_read=lambda samples: samples / 2)
     config = SimpleNamespace(max_iters=steps)
-    warn_of_epochs(SimpleNamespace(config=config, step_samples=1, samples=samples, model=model))
+    warn_of_epochs(SimpleNamespace(config=config, step_samples=1, data=data, model=model))
     assert capsys.readouterr().err.count("--max_iters") == warned
