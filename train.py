@@ -151,8 +151,8 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     step_samples = config.batch_size * config.gradient_accumulation_steps
     tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
     flops = 6 * description.used_parameters(model) * tokens
-    typed = settings.command_line.values.get("compile", "auto")
-    asked = settings.state is None or typed != "auto"
+    given = settings.command_line.values.get("compile", "auto")
+    asked = settings.state is None or given != "auto"
     reason = "as asked" if asked else "as when this run began"
     runtime.choose_compile(config.compile, flops, reason)
     kind = runtime.device.split(":")[0]

@@ -4,10 +4,10 @@ Run a sweep on a Ray cluster, or write its runs as SLURM array jobs:
     python -m extras.cluster CONFIG --engine=ray
     python -m extras.cluster CONFIG --emit=slurm --sbatch="--partition=gpu --account=me"
 
-All nodes must see this repo and the sweep's folder under the same paths. With ray, --workers=N
-puts N runs on each GPU. With slurm, this command writes one array job: start it with sbatch, and
-type the command again when it has ended, until all runs are done. It takes the keys of
-bench/ablate.py, and:
+All nodes must see this repo, the folder in which this is typed and the sweep's folder under the
+same paths. With ray, --workers=N puts N runs on each GPU. With slurm, this command writes one array
+job: start it with sbatch, and type the command again when it has ended, until all runs are done. It
+takes the keys of bench/ablate.py, and:
 """
 
 import math

@@ -3,10 +3,11 @@ What would a run cost?
 
     python -m extras.dry_run config/gpt2_124m.py --batch_size=8
 
-prints parameters, operations, memory, time and disk. The arguments are train.py's, and nothing is
-written. Parameters and operations are counted by parts/costs.py. What the backward pass keeps is
-counted on the model itself, so that it is right for every part, number format and device, eager or
-compiled. Times are measured on steps and an evaluation whose results are discarded.
+prints parameters, operations, memory, time and disk. The arguments are train.py's. It writes
+nothing but a small dataset that is missing. Parameters and operations are counted by
+parts/costs.py. What the backward pass keeps is counted on the model itself, so that it is right for
+every part, number format and device, eager or compiled. Times are measured on steps and an
+evaluation whose results are discarded.
 """
 
 import statistics
@@ -147,7 +148,10 @@ def dry_run(run):
     steps = max(0, config.max_iters - begin)
     next_due = begin + (run.state.get("evaluated") == begin)
     evaluations = sum(n >= next_due for n in range(0, config.max_iters, config.eval_interval))
-    evaluations += next_due <= config.max_iters  # the last one
+    if next_due <= config.max_iters:
+        evaluations += 1  # the last one
+    else:
+        last = 0.0
     seconds = duration(steps * step + evaluations * evaluation + last + start)
     tokens = steps * run.step_tokens
     flops = training_flops_per_token(c, c.block_size)

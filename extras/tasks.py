@@ -22,10 +22,9 @@ import string
 from dataclasses import dataclass
 
 from common import early
-from common.errors import end_at_once
 
 if __name__ == "__main__":
-    end_at_once()
+    early.end_at_once()
     early.check_keys("extras/tasks.py")
     early.need("numpy", "tqdm")
 

@@ -310,7 +310,7 @@ def load_model(folder, config, device="cpu", fix=FOREIGN):
         tensors["wpe.weight"] = positions[: made.block_size]
     checks.check_fit(config, tensors, path, fix)
     with NoInitialValues():  # the file has them all
-        model = make(configure(config))
+        model = make(made)
     model.load_state_dict(tensors, strict=False)  # of a tied weight's names the file has one
     return model.to(device)
 

@@ -117,7 +117,7 @@ class Course:
         self.arms = arms
         self.yardsticks = ngrams.yardsticks(self.counted, tokens_of(base), base["block_size"])
         if "trigrams" not in self.yardsticks:
-            fix = "choose running text, and prepare it again if it is old or very short"
+            fix = "choose running text, not a very short one, and prepare it again if it is old"
             raise UserError("no n-gram losses", f"dataset={base['dataset']}", fix)
 
     def recognise(self):

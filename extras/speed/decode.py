@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -271,8 +272,9 @@ def measure(config, device):
     if on_gpu:
         counts = [1]
         batches = [config.batch_size] if config.batch_size else [1, 32]
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch  # nothing is compiled before
+    with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(os.environ):
+        # No kernel is compiled before. Torch keeps its compiled headers elsewhere.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
         engines = {}
         if config.llamacpp:
             engines = llamacpp_sides(config.llamacpp, model, Path(scratch))
