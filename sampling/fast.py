@@ -29,7 +29,7 @@ from model_llama import Llama, rotary
 from parts.cache import grown
 from sampling.prompts import note
 
-# The compiled step saves about 2 ms per token at 6 layers of width 384, and takes half a minute to
+# The compiled step saves about 2 ms per token at 6 layers of width 384, and takes up to a minute to
 # compile, so it pays from this number of tokens on. The choice does not depend on whether a
 # compiled step is on disk already, so that the same command always writes the same text.
 COMPILE_PAYS = 20_000
@@ -344,7 +344,7 @@ def make_fast(model, dtype="float32", compile="auto", tokens=0):
         compile = tokens >= COMPILE_PAYS and can_compile(model, dtype)
     if not compile:
         return prepare(model, dtype)[0]
-    note("compiling, which takes half a minute the first time")
+    note("compiling, which takes up to a minute the first time")
     model, how = prepare(model, dtype, compile)
     note(how)
     return model

@@ -58,7 +58,7 @@ class SampleConfig:
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     #: of the weights; int8: a quarter of the memory, and the fastest on a CPU
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    #: CPU: takes half a minute, once for each shape of a model; auto: for 20,000 tokens
+    #: CPU: takes up to a minute, once for each shape of a model; auto: for 20,000 tokens
     compile: bool | Literal["auto"] = "auto"
 
     def __post_init__(self):

@@ -40,6 +40,7 @@ CURVES = (  # key in log.jsonl, legend, style
     ("loss", "training batches", dict(color="#999999", lw=0.8)),
     ("train_loss", "train split", dict(color="#4477aa", marker=".")),
     ("val_loss", "validation split", dict(color="#cc3311", marker=".")),
+    ("whole_val_loss", "the whole of it", dict(color="#cc3311", marker="x", lw=0)),
 )
 
 

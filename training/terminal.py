@@ -80,13 +80,19 @@ def measures_text(row):
     return "".join(f", {MEASURES[key].format(value)}" for key, value in present.items())
 
 
+def part_text(limit, split):
+    """Which part of a split is scored, if not all: " on 16,384 tokens"."""
+    return f" on {limit:,} tokens" if 0 < limit < len(split) else ""
+
+
 def split_line(run, split, sums):
     """The losses of the split that --split names, from its batch sums, as a line."""
     config = run.config
     loss = mean_loss(sums)
     row = {"bits_per_byte": loss * bits_per_byte(split, run.data.tokenizer, config.eval_tokens)}
     row |= measures(sums, split.measures)
-    text = f"{config.split} loss {loss:.4f}{measures_text(row)}"
+    part = part_text(config.eval_tokens, split)
+    text = f"{config.split} loss {loss:.4f}{measures_text(row)}{part}"
     return f"step {run.step}: {run.data.name}: {text}"
 
 
@@ -253,9 +259,7 @@ def print_results(run, speed):
     best = run.state["best_val_loss"]
     bits = run.state.get("best_bits_per_byte")
     units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
-    part = ""
-    if 0 < run.config.eval_tokens < len(run.data.splits["val"]):
-        part = f" on {run.config.eval_tokens:,} tokens"
+    part = part_text(run.config.eval_tokens, run.data.splits["val"])
     print(f"\nbest validation loss {best:.4f}{units}{part}")
     seconds = run.state["seconds"]
     print(f"at step {run.state['best_step']}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")

@@ -69,7 +69,7 @@ def model_card(name, architecture, parameters, trained, state):
         max_iters=trained["max_iters"],
         optimizer=trained["optimizer"],
         learning_rate=trained["learning_rate"],
-        loss=loss_of(state),
+        loss=loss_of(state, trained.get("eval_tokens")),
     )
 
 
@@ -82,14 +82,16 @@ def hub_name(start):
     return None
 
 
-def loss_of(state):
-    """The validation loss of a checkpoint as a text: it knows its own if that is the lowest."""
+def loss_of(state, eval_tokens):
+    """The validation loss of a checkpoint as a text: it knows its own if that is the lowest.
+    eval_tokens: as many tokens were scored at most; 0 or None: all."""
     loss = state["best_val_loss"]
     if loss is None:
         return "not evaluated"
     bits = state.get("best_bits_per_byte")
     of_bytes = f", {bits:.4f} bits per byte" if bits is not None else ""
-    text = f"{loss:.4f} nats{of_bytes} on validation data"
+    part = f"at most {eval_tokens:,} tokens of " if eval_tokens else ""
+    text = f"{loss:.4f} nats{of_bytes} on {part}validation data"
     best = state["best_step"]
     if best == state["step"]:
         return f"{text}, the lowest of the run"
