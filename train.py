@@ -317,7 +317,7 @@ def evaluate(run, split, limit, stop=None, name=""):
         arrays = group[runtime.rank % len(group)]
         inputs = [to_device(array, runtime.device) for array in arrays]
         with runtime.autocast():
-            value = scored(*inputs, measured=bool(split.measures))  # are the answers right?
+            value = scored(*inputs, measured=bool(split.measures))  # of pairs, answers too
         # The rows of all ranks are added up, so a batch of another rank has a row here too, of 0.
         for rank, (_, y, *_) in enumerate(group):
             values.append(value)

@@ -148,8 +148,17 @@ class Course:
             "seed": seed_for(first, seed) % 10**9,
             "data_seed": seed,
         }
-        hashes = {"code_hash": arm.code_hash, "config_hash": arm.config_hash}
-        return Job(self.setting.name, arm.name, purpose, multiple, rate, values, seed, **hashes)
+        return Job(
+            setting=self.setting.name,
+            arm=arm.name,
+            purpose=purpose,
+            multiple=multiple,
+            learning_rate=rate,
+            values=values,
+            seed=seed,
+            code_hash=arm.code_hash,
+            config_hash=arm.config_hash,
+        )
 
     def rate_jobs(self, multiples):
         """The base at multiples of the guess of its rate."""
