@@ -101,7 +101,7 @@ def made(written):
 
 def cells_of(text, name):
     """The cells of the first row of a part in a text of Markdown."""
-    (line, *_) = re.findall(rf"^\| {name} \| (.*) \|$", text, re.MULTILINE)
+    (line, *_) = re.findall(rf"^\| \[?{name}\b\S* \| (.*) \|$", text, re.MULTILINE)
     return line.split(" | ")
 
 
