@@ -381,11 +381,9 @@ def write_rows(path, rows, tokenizer):
                 yield answer
 
     file = TokenFile(path, tokenizer.vocab_size, masked=True)
-    first = [] if tokenizer.bos is None else [tokenizer.bos]
     results = encode_batches(tokenizer, texts(), documents=True, in_pairs=True)
     for prompt, prompt_bytes in results:
         answer, answer_bytes = next(results)
-        prompt = [*first, *prompt] or [tokenizer.start]  # never empty: it predicts the answer
         answer = [*answer, tokenizer.end]
         mask = b"\0" * len(prompt) + b"\1" * len(answer)
         file.add(prompt + answer, prompt_bytes + answer_bytes, mask)
