@@ -24,6 +24,7 @@ from common.errors import Failure, StopSignals, UserError, folded
 from tokens.tokenizer import check_form, tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
+# Ours only beside a meta.json: other programs write some of these names too.
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json", "train.mask.bin", "val.mask.bin")
 TEST_FILES = ("test.bin", "test.mask.bin")  # ours only if meta.json describes a test split
 NEEDED = ("tokens", "bytes")  # of a split
@@ -213,7 +214,7 @@ def recover(folder):
         if not folder.exists():
             old.rename(folder)
             continue
-        ours = FILES
+        ours = FILES if is_prepared(old) else ()
         if "test" in known_meta(old).get("splits", {}):
             ours += TEST_FILES
         for path in sorted(old.iterdir(), key=lambda path: path.name == "meta.json"):
