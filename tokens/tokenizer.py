@@ -112,7 +112,7 @@ class CharTokenizer(Tokenizer):
         if (ids < 0).any():
             at = int((ids < 0).argmax())
             what = f"{text[at]!r} is not in the vocabulary"
-            where = f"character {at + 1} of the text"
+            where = f"in {text[max(0, at - 20) : at + 20]!r}"  # which may be a piece of a file
             known = f"{self.vocab_size} characters, {self.chars[-100:]!r}"
             raise UserError(what, where, f"leave it out; the vocabulary is {known}")
         return ids
