@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from common import files
-from common.errors import Failure, UserError, one_line
+from common.errors import Failure, UserError
 from tokens import downloads
 from tokens.answers import text_of
 from tokens.documents import open_input
@@ -317,7 +317,6 @@ def open_openwebtext(folder):
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_ZIP = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"  # its sha256
-ENWIK8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the 100,000,000 bytes in it
 ENWIK8_ENDS = {"train": 90_000_000, "val": 95_000_000, "test": 100_000_000}  # bytes
 
 
@@ -333,13 +332,10 @@ def open_enwik8(folder):
             raise UserError(f"enwik8 cannot be fetched: {error}", "enwik8", fix) from None
         folder.mkdir(parents=True, exist_ok=True)
         files.write(path, data)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            data = archive.read("enwik8")
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read: {one_line(error)}", path, "move it away") from None
-    if hashlib.md5(data).hexdigest() != ENWIK8_MD5:
-        raise UserError("this is not enwik8: its md5 is another", path, "move it away")
+    if files.sha256_of(path) != ENWIK8_ZIP:
+        raise UserError("this is not enwik8.zip: its sha256 is another", path, "move it away")
+    with zipfile.ZipFile(path) as archive:
+        data = archive.read("enwik8")
 
     splits = {}
     start = 0

@@ -168,8 +168,9 @@ def by_position(corpus, characters, share):
 
 
 def nanogpt_splits(corpus):
-    """{"train", "val": Corpus} of a single text: its first 90 %, and the rest, as in nanoGPT."""
-    characters = sum(map(len, corpus.pieces()))
+    """{"train", "val": Corpus} of a single text: its first 90 %, and the rest, as in nanoGPT.
+    Raises UserError if there is nothing in it to learn."""
+    characters = survey(corpus).characters
 
     def part(split):
         return (text for name, text in by_position(corpus, characters, 0) if name == split)

