@@ -49,7 +49,6 @@ def test_which_files_are_read(tree, spec, expected):
 
 
 def test_a_prepared_dataset_inside_the_folder_is_not_read(tree):
-    """Of a folder that is a dataset itself, only the texts are."""
     prepare.prepare("x", input="notes.txt", tokenizer="gpt2")
     write("data/mine.txt", "mine")
     assert [str(path) for path in find_files("data,notes.txt")] == ["data/mine.txt", "notes.txt"]

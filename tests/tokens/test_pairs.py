@@ -168,11 +168,8 @@ def test_preferences_in_every_form_also_beside_messages(tmp_path, row, expected)
 
 
 def test_preferences_without_one_prompt_are_refused():
-    other = [{"role": "user", "content": "What?"}, NO]
-    for row in (
-        {"chosen": [*ASKED, YES], "rejected": other},
-        {"chosen": [*ASKED, YES], "rejected": [*ASKED, NO, *ASKED]},
-    ):
+    for rejected in ([{"role": "user", "content": "What?"}, NO], [*ASKED, NO, *ASKED]):
+        row = {"chosen": [*ASKED, YES], "rejected": rejected}
         assert "(here:3)" in message(preference, row, "here:3")
 
 
