@@ -247,7 +247,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         sweep.margin = kept.get("margin")
         sweep.margin_source = kept.get("margin_source")
     if config.lr_grid == [1]:
-        sweep.chosen_lr = parent_rates(config, sweep.judged_arms())
+        sweep.chosen_lr = parent_rates(config, [arm for arm in arms if not arms[arm].curve])
     else:
         rates = kept.get("chosen_lr", {})
         sweep.chosen_lr = {name: rate for name, rate in rates.items() if name in arms}
