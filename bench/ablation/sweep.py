@@ -58,7 +58,7 @@ class Sweep:
     ngrams: dict  # losses of n-grams on the tokens that the base sees; {} if not known
     fingerprints: list  # lines of fingerprints.jsonl
     started: str
-    chosen_lr: dict  # {arm: multiple of the base's learning rate}
+    chosen_lr: dict  # {arm: multiple of its given learning rate}
     grids: dict  # {arm: multiples to choose from}
     margin: float | None
     margin_source: str | None

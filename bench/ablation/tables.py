@@ -167,7 +167,7 @@ def what_changes(section, row):
     the width of its MLP where matching set it, and the learning rate where it chose another one."""
     arm = section.plan["arms"].get(row["arm"], {})
     text = described(arm.get("changes") or {}, arm.get("match"))
-    rate = section.plan["chosen_lr"].get(row["arm"], 1)
+    rate = section.times_rate(row["arm"])
     if rate != 1:
         text += f"{', ' if text else ''}learning rate {rate:g} ×"
     if row["against"] != section.plan["base"]:

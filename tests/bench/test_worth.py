@@ -10,8 +10,6 @@ from bench.ablation.worth import Curve, curve_of
 from helpers.sweeps import loss_of_tokens, make_sweep
 
 MULTIPLES = (0.25, 0.5, 1, 2)
-
-
 # Its points have next to no noise.
 EXACT = Curve({k: loss_of_tokens(k) + np.array([-1e-6, 0, 1e-6]) for k in MULTIPLES})
 
