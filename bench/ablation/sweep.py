@@ -82,13 +82,12 @@ class Sweep:
         return {
             "base": BASE,
             "arms": {name: vars(arm) for name, arm in self.arms.items()},
-            "chosen_lr": self.chosen_lr,
             "screening": self.config.screening,
             "controls": self.config.controls,
         }
 
     def control_arms(self):
-        """The names of the base, and of its second copy if that has the base's rate."""
+        """The names of the base and of its second copy."""
         return plans.control_group(self.outline())
 
     def judged_arms(self):
