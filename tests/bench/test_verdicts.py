@@ -231,6 +231,8 @@ def test_a_verdict_that_does_not_hold_on_every_text_says_so(tmp_path):
     rope = judge(sweep, lines)[1]["rope"]
     assert (rope["verdict"], rope["reason"]) == ("better", "not on every text")
     assert rope["text_high"] > 0
+    rope = judge(sweep | {"margin": 0.5}, lines)[1]["rope"]
+    assert rope["reason"] == "smaller than the margin; not on every text"
 
 
 def test_fewer_than_50_blocks_give_no_interval_over_the_text(tmp_path):
