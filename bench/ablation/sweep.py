@@ -58,7 +58,7 @@ class Sweep:
     ngrams: dict  # losses of n-grams on the tokens that the base sees; {} if not known
     fingerprints: list  # lines of fingerprints.jsonl
     started: str
-    chosen_lr: dict  # {arm: multiple of the base's learning rate}
+    chosen_lr: dict  # {arm: multiple of its given learning rate}
     grids: dict  # {arm: multiples to choose from}
     margin: float | None
     margin_source: str | None
@@ -82,13 +82,12 @@ class Sweep:
         return {
             "base": BASE,
             "arms": {name: vars(arm) for name, arm in self.arms.items()},
-            "chosen_lr": self.chosen_lr,
             "screening": self.config.screening,
             "controls": self.config.controls,
         }
 
     def control_arms(self):
-        """The names of the base, and of its second copy if that has the base's rate."""
+        """The names of the base and of its second copy."""
         return plans.control_group(self.outline())
 
     def judged_arms(self):
@@ -247,7 +246,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         sweep.margin = kept.get("margin")
         sweep.margin_source = kept.get("margin_source")
     if config.lr_grid == [1]:
-        sweep.chosen_lr = parent_rates(config, sweep.judged_arms())
+        sweep.chosen_lr = parent_rates(config, [arm for arm in arms if not arms[arm].curve])
     else:
         rates = kept.get("chosen_lr", {})
         sweep.chosen_lr = {name: rate for name, rate in rates.items() if name in arms}

@@ -8,9 +8,7 @@ import pytest
 from bench.ablation import plans, rows, schedule
 from bench.ablation.schedule import own_controls
 from common.errors import UserError
-from helpers.sweeps import make_sweep, write_lines
-
-ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
+from helpers.sweeps import ROPE, make_sweep, write_lines
 
 
 def make(out, **given):
