@@ -93,9 +93,12 @@ def test_a_sweep_keeps_the_seeds_that_it_planned_and_fixes_no_margin_afterwards(
     assert {name[1] for name in rows_of(out)} == {5, 6}
     with pytest.raises(UserError, match=r"seeds=3.*--first_seed"):
         drive(ROPE, "--seeds=3", "--first_seed=5")
+    with pytest.raises(UserError, match=r"first_seed=5, and .*\(first_seed=4\)"):
+        drive(ROPE, "--seeds=2", "--first_seed=4")
     with pytest.raises(UserError, match=r"looks.*--first_seed"):
         drive(ROPE, "--seeds=2", "--looks=2")
-    assert drive(ROPE, "--seeds=2", "--curve=[0.5]") == 0 and plans.plan(out)["margin"] is None
+    assert drive(ROPE, "--seeds=2", "--first_seed=5", "--curve=[0.5]") == 0
+    assert plans.plan(out)["margin"] is None
 
 
 def test_arms_with_similar_names_have_folders_of_their_own(planned):
