@@ -273,8 +273,8 @@ def fetch(name, key="init_from"):
     wanted = FETCHED if key == "init_from" else TOKENIZER
     try:
         try:  # without a timeout, an unresponsive network blocks forever
-            commit = HfApi().model_info(name, timeout=5).sha
-            return Path(snapshot_download(name, revision=commit, allow_patterns=wanted))
+            HfApi().model_info(name, timeout=5)
+            return Path(snapshot_download(name, allow_patterns=wanted))
         except Exception:
             return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
     except Exception as error:  # the network, the hub and its client fail in many ways
