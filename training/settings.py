@@ -128,7 +128,7 @@ RENAMED = {
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
     "check": "leave it out: python -m extras.doctor checks machine, data and model",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
-    "decay_lr": "use --schedule=constant",
+    "decay_lr": "use --schedule=constant --warmup_iters=0",
     "wandb_log": "use --log=wandb",
     "wandb_project": "set WANDB_PROJECT in the environment",
     "wandb_run_name": "leave it out: out_dir names the charts, or WANDB_NAME in the environment",
