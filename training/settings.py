@@ -3,6 +3,7 @@ The settings of a training run. TrainConfig declares each key once; read_config 
 command line, the config files it names and, when resuming, the checkpoint.
 """
 
+import os
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -209,6 +210,8 @@ def read_config(argv, usage, own=None, program="train.py"):
         _, stored, tokenizer = checkpoint.read(folder)
         check_base(values, stored["model"])
         values = model_values(stored) | values
+    if init_from not in ("scratch", "resume") and os.path.exists(init_from):
+        values["init_from"] = os.path.abspath(init_from)  # or it may pass for a name of the hub
 
     config = build(TrainConfig, values)
     if "," in config.dataset and program != MOVED["data_alpha"]:

@@ -290,7 +290,7 @@ def fetch(name, key="init_from"):
 def find(name, key="init_from"):
     """The folder that a name stands for. `key` is the key that messages name."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
-    if name in HUB or not name or not os.path.exists(path):  # False for a name that is too long
+    if not name or not os.path.exists(path):  # False for a name that is too long
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)):
             fix = f"give {', '.join(HUB)}, a folder, or owner/name of the hub"
             if key.endswith("tokenizer"):

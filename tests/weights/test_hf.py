@@ -280,9 +280,8 @@ def test_names_with_a_wrapper_and_a_tied_matrix_under_its_other_name(case, prefi
 # ---------------------------------------------------------------- names
 
 
-def test_names_that_are_no_model(tmp_path, monkeypatch):
-    """Nothing of this asks the network."""
-    monkeypatch.setattr(hf, "fetch", lambda name: pytest.fail("asked the hub"))
+def test_names_that_ask_no_network(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(hf, "fetch", lambda *_: pytest.fail("asked the hub"))
     monkeypatch.setattr(os.path, "expanduser", lambda name: name)  # its answer without a home
     monkeypatch.chdir(tmp_path)
     for name in ("gtp2", "/no/such/folder", "a/b/c", "~/nothing", "n" * 300):
@@ -290,6 +289,8 @@ def test_names_that_are_no_model(tmp_path, monkeypatch):
         assert "gpt2-medium" in message and f"init_from={name}" in message
     (tmp_path / "weights.safetensors").write_bytes(b"")
     assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
+    shutil.copytree(saved / "single", "gpt2")  # a folder comes first, as in transformers
+    assert load_pretrained("gpt2")[0] == "llama"
 
 
 def test_the_hub_out_of_reach(monkeypatch, tmp_path):
