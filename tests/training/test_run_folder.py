@@ -19,9 +19,9 @@ from common.errors import Failure
 from helpers.checkpoints import copy_run, prepare_words, resume
 from helpers.formats import refused
 from helpers.runs import arguments, losses, made, new_run, same_runs
-from training import optim, run_folder
+from training import optim, run_folder, terminal
 from training.settings import TrainConfig
-from training.terminal import Clock, RunLog
+from training.terminal import RunLog
 from weights import checkpoint
 
 
@@ -262,22 +262,32 @@ def test_the_name_of_a_folder_is_no_formula(tmp_path, capsys):
     assert (folder / "loss.png").exists() and not capsys.readouterr().err
 
 
-def test_a_row_of_the_log_is_of_its_step(data_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(Clock, "read", lambda clock, count: 0.25)  # seconds for each step
-    more = ["--max_iters=3", "--gradient_accumulation_steps=2", "--warmup_iters=2"]
-    argv = arguments(data_dir, tmp_path / "run", *more)
+def test_a_row_of_the_log_is_of_its_step(data_dir, tmp_path, monkeypatch, capsys):
+    """The clock is read after step 1 and with every row; each step takes 0.25 s on it."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(terminal, "time", clock)
+
+    def step(run):
+        clock.now += 0.25
+        return TRAIN_STEP(run)
+
+    monkeypatch.setattr(train, "train_step", step)
+    more = ["--max_iters=4", "--log_interval=2", "--gradient_accumulation_steps=2"]
+    argv = arguments(data_dir, tmp_path / "run", *more, "--warmup_iters=2")
     rows = [row for row in train.main(argv).rows if "lr" in row]
+    assert "1 s of training, 512 tokens/s" in capsys.readouterr().out
     again = made(argv)
     for row in rows:
-        loss, norm = train.train_step(again)
+        TRAIN_STEP(again)
+        loss, norm = TRAIN_STEP(again)
         assert row == dict(
             step=again.step,
             loss=loss.item(),
             lr=optim.learning_rate(again.step - 1, again.config),
             grad_norm=norm.item(),
             tokens=again.step * 2 * 4 * 16,  # micro-batches of 4 rows of 16 tokens
-            seconds=0.0,
+            seconds=again.step * 0.25,
             milliseconds=250.0,
             tokens_per_second=2 * 4 * 16 / 0.25,
         )
-    assert len(rows) == 3
+    assert len(rows) == 2
