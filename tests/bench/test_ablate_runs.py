@@ -141,17 +141,20 @@ def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out, ca
     ],
 )
 def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
-    """The last one as when its dataset is prepared from another text while the sweep runs."""
+    """The last evaluation alone scores the whole text, which the curve does not. The third run is
+    as when its dataset is prepared from another text while the sweep runs."""
     monkeypatch.setattr(measure.checkpoint, "steps", lambda folder: [4])
     opened = None, None, None, {"data": data}
     monkeypatch.setattr(measure.checkpoint, "open_run", lambda *args: opened)
     if data == "d":
         monkeypatch.setattr(runs, "measure_trained", lambda *args: {})
-    log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": last}]
+    log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": 9.0, "whole_val_loss": last}]
+    log[-1]["report_exact"] = 0.25
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
     values = {"max_iters": 4, "device": "cpu", "dataset": "book"}
     row = runs.row_of(runs.Job("a", 0, 1, "report", str(tmp_path), values, *"chd"), None, 1.0)
     assert row["status"] == status and row["final_val_loss"] == last
+    assert row["wrong_answers"] == 0.75 and row["curve"][-1][1] == 9.0
     assert re.match(why or "None", str(row["reason"]))
 
 
