@@ -69,11 +69,13 @@ def run_all(course):
             course.write()
             return done
         for job in jobs:
-            losses = dict.fromkeys(("val_loss", rates.CHOOSING, rates.REPORTED), course.loss(job))
-            status = "diverged" if math.isinf(course.loss(job)) else "done"
-            if status == "diverged":
-                losses = {}
-            course.keep_row(job, losses | {"status": status, "reason": None})
+            loss = course.loss(job)
+            row = {"status": "diverged", "reason": None}
+            if math.isfinite(loss):  # the reported half would choose a lower rate
+                reported = loss + 0.05 * math.log(job.values["learning_rate"])
+                row |= {"val_loss": loss, rates.CHOOSING: loss, rates.REPORTED: reported}
+                row["status"] = "done"
+            course.keep_row(job, row)
             done.append(job)
 
 
@@ -102,9 +104,11 @@ def test_the_runs_of_a_setting_and_the_worth_of_a_part(tmp_path, monkeypatch):
     (worth,) = worths.worths_of(measured)
     assert worth.log_worth == pytest.approx(math.log(1.2), abs=0.02)
     assert worth.censored == 0 and 0 < worth.se < 0.02 and worth.runs == 3
+    assert worth.rate == pytest.approx(1, abs=0.03)
     row = page_worths.of_planned(measured, worth)
     assert list(row.values())[:5] == ["QK norm", "c01", 1, "llama", "plays"]
-    assert row["low"] < row["worth"] < row["high"] and row["worth"] == pytest.approx(1.2, rel=0.02)
+    wanted = [math.exp(worth.log_worth + z * worth.se) for z in (-1.96, 0, 1.96)]
+    assert [row["low"], row["worth"], row["high"]] == pytest.approx(wanted)
 
 
 def test_a_stopped_setting_goes_on_where_it_was(tmp_path, monkeypatch):
