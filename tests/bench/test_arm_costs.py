@@ -10,6 +10,7 @@ import torch
 
 import train
 from bench.ablation import step_times
+from bench.ablation.rows import cost_of
 from common import runtime
 from helpers.ablation import arm
 from helpers.runs import losses as logged
@@ -66,7 +67,10 @@ def test_memory_is_what_the_forward_pass_keeps(planned):
     values = plan.run_values(plan.arms["swiglu"])
     c = configure(values, as_variant=True)
     wanted = 16 * closed_form.parameters(c) + saved_bytes(make(c), 16, 16)
-    assert step_times.Probe(values).memory_bytes == pytest.approx(wanted, rel=0.03)
+    row = step_times.row_of("swiglu", values, step_times.Probe(values), [1.0], None)
+    cost = cost_of(row | {"threads": 1}, False)
+    assert cost["memory_bytes"] == pytest.approx(wanted, rel=0.03)
+    assert cost["kv_bytes_per_token"] == 2 * 2 * 32 * 4  # K and V, layers, width, bytes
 
 
 def test_an_arm_is_timed_by_steps_of_a_real_run(planned, out, tmp_path, monkeypatch):
