@@ -246,9 +246,9 @@ def judged(folder, **keys):
     return judge(sweep, lines)
 
 
-def reported(lines, *arms):
+def reported(lines, *arms, key="final_report"):
     runs = [line for line in lines if line["arm"] in arms and line["purpose"] == "report"]
-    return np.array([run["final_report"] for run in runs], float)
+    return np.array([run[key] for run in runs], float)
 
 
 def with_runs(lines, arm, change):
