@@ -165,6 +165,7 @@ def test_what_fewer_bytes_cost(corner, dtype, most):
     """In nats per token on text like that of training, where the loss is near 0.1. The text still
     belongs to the language."""
     fast, _ = prepare(copy.deepcopy(corner), dtype)
+    assert fast.w["qkv"].dtype is getattr(torch, dtype)
     before, after = loss(corner), loss(fast)
     assert before < 0.4 and abs(after - before) < most, (before, after)
     seen = stepped(fast)
