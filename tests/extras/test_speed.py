@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import train
 from bench.ablation.step_times import ratio
 from common.errors import UserError
 from common.files import ROOT
@@ -17,8 +18,10 @@ from extras.speed import __main__ as speed
 from extras.speed import attention, decode, page, race, results
 from extras.speed import train as train_step
 from extras.speed.race import Result
+from helpers.runs import made
 from parts.architectures import configure
 from training import terminal
+from training.evaluation import mean_loss
 from training.optim import AdamW, Muon
 
 
@@ -174,6 +177,7 @@ def test_a_batch_of_texts_is_timed_beside_transformers(measured):
     rows = checked(line, text)
     assert rows.keys() == {decode.OURS, decode.TRANSFORMERS} and line["name"] == "batch 3"
     assert {row["same text"] for row in rows.values()} == {4}
+    assert decode.equal_tokens([3, 1, 4], [3, 1, 5]) == 2
 
 
 @pytest.mark.slow
@@ -214,6 +218,12 @@ def test_a_row_of_a_race_has_medians_then_each_round(tmp_path):
     assert (
         "`python -m extras.speed race --nanogpt=PATH`. " in text and "nanoGPT on 2 threads" in text
     )
+
+
+def test_a_run_of_ours_is_judged_by_all_of_the_test_split(runs):
+    run = made(["--init_from=resume", f"--out_dir={runs[0]}"])
+    sums = train.evaluate(run, run.data.open_split("test", 16), 0)
+    assert race.test_loss(runs[0]) == pytest.approx(mean_loss(sums), abs=1e-4)
 
 
 def test_a_run_of_a_race_starts_cold_and_its_cpu_seconds_count(tmp_path, monkeypatch):
