@@ -69,17 +69,22 @@ def test_what_the_pages_say_in_words(table):
     """The sentences of the lesson and of README that the rows could contradict."""
     worth = {part: rows.worth for part, rows in table[table.planned == 1].groupby("part")}
     rope, *four = [worth[part] for part in list(lesson.CHANGES.values())[:5]]
-    assert (rope > 1).all(), "which helped in every setting"
+    readme = lesson.README.read_text(encoding="utf-8")
+    assert "RoPE: above 1 in every setting" in readme and "each other change is within a" in readme
+    assert (rope > 1).all() and "RoPE, which helped in every setting" in PAGE
     for each in four:
         mean = np.exp(np.log(each).mean())
-        assert 0.85 < mean < 1.2 and each.min() < 1 < each.max(), "by less than a fifth"
-        assert mean < np.exp(np.log(rope).mean()) / 1.2, "most of the gain is one change"
-    assert 0.95 < np.exp(np.log(worth["RMSNorm"]).mean()) < 1.05, "hardly anything"
+        assert 0.85 < mean < 1.2 and each.min() < 1 < each.max()
+        assert mean < np.exp(np.log(rope).mean()) / 1.2 and "Most of the gain is one" in PAGE
+    assert "by less than a fifth; it helps in some settings and hurts in others" in PAGE
+    assert 0.95 < np.exp(np.log(worth["RMSNorm"]).mean()) < 1.05 and "hardly anything" in PAGE
     five = np.log(worth["All five together"]).mean()
-    assert abs(five - np.log(rope).mean()) < 0.15, "about as much alone as all five together"
-    assert abs(five - sum(np.log(each).mean() for each in (rope, *four))) < 0.1, "nearly"
+    assert abs(five - np.log(rope).mean()) < 0.15 and "about as much as all five" in readme
+    assert "about as much alone as all five together" in PAGE
+    multiplied = sum(np.log(each).mean() for each in (rope, *four))
+    assert abs(five - multiplied) < 0.1 and "that is nearly their worth together" in PAGE
     medians = table[~table.part.isin(lesson.CHANGES.values())].groupby("part").worth.median()
-    assert medians.idxmax() == "Muon"
+    assert medians.idxmax() == "Muon" and "nothing else in this list is worth as much" in PAGE
     timed = [table[table.part == part] for part in re.findall("<!--step_time (.*?)-->", PAGE)]
     assert {rows[rows.step_time.notna()].iloc[0].setting for rows in timed} == {"plays"}
 
