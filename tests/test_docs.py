@@ -17,12 +17,13 @@ import sample
 import train
 from bench.ablation.settings import read as read_sweep
 from bench.settings import plan as plans
+from bench.verdict import VerdictConfig
 from common.configurator import build, load
 from common.files import ROOT
 from parts import costs
 from parts.architectures import configure
 from training.run_folder import CSV_COLUMNS, LISTS
-from training.settings import read_config
+from training.settings import TrainConfig, read_config
 from training.terminal import MEASURES
 from weights import export
 
@@ -41,6 +42,8 @@ CONFIGS = {
     "sample.py": sample.SampleConfig,
     "prepare.py": prepare.PrepareConfig,
     "weights/export.py": export.ExportConfig,
+    "parts/costs.py": costs.CatalogueConfig,
+    "bench/verdict.py": VerdictConfig,
 }
 
 
@@ -79,6 +82,8 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
     elif name == "bench/ablate.py":
         for sweep in read_sweep(argv, ""):  # stored runs keep the rates that they chose
             assert sweep.config.lr_grid == [1] or not sweep.config.out_dir.startswith("bench/")
+    else:  # a resumed run has more settings; of the others, the pages name no keys
+        load(argv, [TrainConfig] if name == "train.py" else [], "")
 
 
 def test_the_python_of_two_pages_runs(tmp_path, monkeypatch):

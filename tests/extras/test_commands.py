@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import extras
+from bench.ablation.settings import read as read_sweep
 from common import early
-from common.configurator import build, load
+from common.configurator import load
 from common.files import ROOT
 from training.settings import read_config
 
@@ -51,8 +52,10 @@ def accept(words):
     argv = [STANDS_FOR.get(word, word) for word in words[1:]]
     if hasattr(module, "read"):
         module.read(argv)
-    elif hasattr(module, "CONFIG"):
-        build(module.CONFIG, load(argv, [module.CONFIG], "").values)
+    elif words[0] == "extras.cluster":
+        read_sweep(module.split_keys(argv)[1], "")
+    else:
+        load(argv, [module.TaskConfig], "")
     return True
 
 
