@@ -62,6 +62,8 @@ def test_the_words():
     assert (gains.n_settings, gains.n_helps) == (8, 8)
     assert gains.mean == pytest.approx(0.3, abs=0.005)
     assert gains.new_low < gains.mean_low < gains.mean < gains.mean_high < gains.new_high
+    for ends in ((gains.mean_low, gains.mean_high), (gains.new_low, gains.new_high)):
+        assert np.mean(ends) == pytest.approx(gains.mean, rel=1e-3)  # as likely on either side
     assert found["loses"].p_helps < 0.01 < 0.99 < gains.p_helps
 
 
@@ -129,19 +131,19 @@ def prediction(setting, p_helps, log_worth, censored=0):
 
 
 def test_the_scores_of_predictions():
-    found = predictions.scores(
-        [
-            prediction("a", 0.95, 0.5),
-            prediction("a", 0.95, -0.5),  # wrong
-            prediction("b", 0.5, 0.9, censored=1),
-            prediction("b", 0.05, -2.0),  # not covered
-        ]
-    )
+    given = [
+        prediction("a", 0.95, 0.5),
+        prediction("a", 0.95, -0.5),  # wrong
+        prediction("b", 0.5, 0.9, censored=1),
+        prediction("b", 0.05, -2.0),  # not covered
+    ]
+    found = predictions.scores(given)
     assert found["n"] == 4 and found["settings"] == 2
     assert found["coverage"] == 0.75
     assert found["coverage_low"] == 0 and found["coverage_high"] == 1  # two settings say little
     assert found["brier"] == pytest.approx((0.05**2 + 0.95**2 + 0.25 + 0.05**2) / 4)
     assert found["brier_constant"] == 0.25
+    assert predictions.brier_of_shares(given) == 0.625**2  # 1 or 2 of the 3 others, (k + 1/2) / 4
     assert found["called"] == 3 and found["wrong"] == pytest.approx(1 / 3)
 
 

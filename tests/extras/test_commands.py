@@ -18,7 +18,6 @@ import pytest
 import extras
 from bench.ablation.settings import read as read_sweep
 from common import early
-from common.configurator import load
 from common.files import ROOT
 from training.settings import read_config
 
@@ -54,8 +53,6 @@ def accept(words):
         module.read(argv)
     elif words[0] == "extras.cluster":
         read_sweep(module.split_keys(argv)[1], "")
-    else:
-        load(argv, [module.TaskConfig], "")
     return True
 
 

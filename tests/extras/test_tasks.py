@@ -81,12 +81,12 @@ def test_the_places_of_questions_follow_the_power_law(monkeypatch):
     """Each of 2n places is drawn without replacement in proportion to i^-0.99, here n = 2."""
     monkeypatch.setattr(tasks, "PAIRS", (2, 2))
     random = np.random.default_rng(0)
-    lines = ["".join(text for text, _ in tasks.recall(random)) for _ in range(600)]
+    lines = ["".join(text for text, _ in tasks.recall(random)) for _ in range(4000)]
     found = np.mean([[line[4 + 2 * i] != "." for i in range(4)] for line in lines], axis=0)
     p = np.arange(1, 5) ** -0.99
     p /= p.sum()
     taken = [p[i] + sum(p[j] * p[i] / (1 - p[j]) for j in range(4) if j != i) for i in range(4)]
-    assert found == pytest.approx(taken, abs=0.08)
+    assert found == pytest.approx(taken, abs=0.02)
 
 
 def test_the_same_seed_is_the_same_dataset(tmp_path, monkeypatch):
