@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -323,11 +322,6 @@ def test_killed_while_a_step_is_saved_again(start, resume, tmp_path, monkeypatch
     assert checkpoint.steps(out) == [2, 3] and len(list(out.glob("ckpt/*"))) == 2
 
 
-class Bomb:
-    def __reduce__(self):
-        return os.system, ("touch exploded",)
-
-
 def flip(data):
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -336,7 +330,6 @@ def flip(data):
 BROKEN = {  # (file, what becomes of its bytes)
     "flipped bit": ("model.safetensors", flip),
     "truncated": ("optimizer.safetensors", lambda data: data[:100]),
-    "pickle": ("model.safetensors", lambda data: pickle.dumps(Bomb())),
     "missing file": ("config.json", None),
     "garbage checksums": ("checksums.json", lambda data: b"{"),
     "no checksums": ("checksums.json", lambda data: b"{}"),
@@ -345,10 +338,7 @@ BROKEN = {  # (file, what becomes of its bytes)
 
 
 @pytest.mark.parametrize("name, spoil", BROKEN.values(), ids=BROKEN)
-def test_corrupt_checkpoint_is_named_with_the_one_before(
-    start, resume, tmp_path, name, spoil, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_corrupt_checkpoint_is_named_with_the_one_before(start, resume, tmp_path, name, spoil):
     start("run", "--max_iters=4 --eval_interval=2")
     folder = checkpoint.find(tmp_path / "run")
     data = (folder / name).read_bytes()
