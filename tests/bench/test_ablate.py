@@ -12,6 +12,8 @@ from parts import costs
 from parts.architectures import configure
 from parts.variant import POSITION
 
+SHAKESPEARE = str(ROOT / "config/ablate_shakespeare.py")
+
 
 @pytest.mark.parametrize(
     "what, wanted",
@@ -69,11 +71,10 @@ def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
 def test_a_shrunken_sweep_warms_up_for_a_tenth_of_its_steps(capsys):
     """The shipped sweep of 1,500 steps, 100 of them warm-up, at 60 steps."""
     files.warned.clear()
-    path = str(ROOT / "config" / "ablate_shakespeare.py")
-    _, base = read_sweep([path, "--device=cpu", "--max_iters=60"])
-    read_sweep([path, "--device=cpu", "--max_iters=60"])
+    _, base = read_sweep([SHAKESPEARE, "--device=cpu", "--max_iters=60"])
+    read_sweep([SHAKESPEARE, "--device=cpu", "--max_iters=60"])
     assert base["warmup_iters"] == 6 and capsys.readouterr().err.count("warmup_iters") == 1
-    _, base = read_sweep([path, "--device=cpu", "--max_iters=60", "--warmup_iters=70"])
+    _, base = read_sweep([SHAKESPEARE, "--device=cpu", "--max_iters=60", "--warmup_iters=70"])
     assert base["warmup_iters"] == 70  # which TrainConfig refuses
 
 
@@ -99,25 +100,23 @@ def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
 
 
 def test_a_text_of_ones_own_gets_neither_the_question_nor_the_prompt_of_a_config_file():
-    path = str(ROOT / "config/ablate_shakespeare.py")
-    config, _ = read_sweep([path])
+    config, _ = read_sweep([SHAKESPEARE])
     assert config.prompt == "ROMEO:" and "Shakespeare" in config.question
-    config, _ = read_sweep([path, "--dataset=mine"])
+    config, _ = read_sweep([SHAKESPEARE, "--dataset=mine"])
     assert config.prompt == "" and "Shakespeare" not in config.question
-    config, _ = read_sweep([path, "--dataset=mine", "--prompt=Dear", "--question=Why?"])
+    config, _ = read_sweep([SHAKESPEARE, "--dataset=mine", "--prompt=Dear", "--question=Why?"])
     assert config.prompt == "Dear" and config.question == "Why?"
 
 
 def test_arms_on_the_command_line_are_the_question():
-    path = str(ROOT / "config/ablate_shakespeare.py")
     words = {
         arm(alibi=dict(position="alibi")): "Does alibi help",
         arm(alibi=dict(position="alibi"), mish=dict(mlp="relu")): "Which of alibi, mish helps",
         "--axis=norm": "Which norm helps",
     }
     for given, wanted in words.items():
-        assert read_sweep([path, given])[0].question.startswith(wanted)
-        assert read_sweep([path, given, "--question=Why?"])[0].question == "Why?"
+        assert read_sweep([SHAKESPEARE, given])[0].question.startswith(wanted)
+        assert read_sweep([SHAKESPEARE, given, "--question=Why?"])[0].question == "Why?"
 
 
 def test_arms_on_the_command_line_win_over_the_design_of_a_config_file():

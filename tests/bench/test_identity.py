@@ -16,7 +16,7 @@ import train
 from bench.ablation import fingerprint, identity, plans, rows, sweep
 from common.errors import UserError
 from common.files import ROOT
-from helpers.sweeps import make_sweep
+from helpers.sweeps import make_sweep, write_lines
 from tokens import batches
 from training import evaluation, optim
 
@@ -269,9 +269,8 @@ def test_folders_of_one_sweep_are_joined_by_what_their_code_computes(tmp_path, a
         codes = {line["arm"]: line["id"] for line in stored}
         lines = [row | {"code_hash": codes[row["arm"]]} for row in lines]
         lines = [row | {"seed": row["seed"] + 50 * (name == "there")} for row in lines]
-        text = "".join(json.dumps(row) + "\n" for row in lines)
         (tmp_path / name / "sweep.json").write_text(json.dumps(plan))
-        (tmp_path / name / "rows.jsonl").write_text(text)
+        write_lines(tmp_path / name, lines)
         identity.store(tmp_path / name, stored)
     folders = [tmp_path / "here", tmp_path / "there"]
     assert len(plans.sweeps(folders)) == (1 if agree else 2)

@@ -30,7 +30,7 @@ def message(function, *args):
     """The UserError of a call, which must be one line."""
     with pytest.raises(UserError) as caught:
         function(*args)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and caught.value.status == 2
     return str(caught.value)
 
 

@@ -16,21 +16,12 @@ from tokens.tokenizer import ByteTokenizer
 # Numbers that continue in equal strides, modulo 7. The next one follows from two tokens, and the
 # stride is the prompt's.
 BASE = config("llama")
-DIFFERENT = [
-    {},
-    *(arm for arm in ARMS if config("llama", arm) != BASE),
-    dict(arch="gpt2"),
-    dict(window=5, block="parallel", position="alibi", n_kv_head=2),
-]
+MORE = [dict(arch="gpt2"), dict(window=5, block="parallel", position="alibi", n_kv_head=2)]
+DIFFERENT = [{}, *(arm for arm in ARMS if config("llama", arm) != BASE), *MORE]
 # What says which earlier tokens a token reads, and what is kept of them. Of the other arms, whose
 # caches the gates test, a few stand for all.
 READING = {"position", "mixer", "window", "full_every", "block_local", "conv"}
-OTHERS = [
-    dict(arch="gpt2"),
-    dict(mlp="moe"),
-    dict(attn_extra="value_embed"),
-    dict(window=5, block="parallel", position="alibi", n_kv_head=2),
-]
+OTHERS = [*MORE, dict(mlp="moe"), dict(attn_extra="value_embed")]
 
 
 def written(model, idx, n, **more):

@@ -58,27 +58,25 @@ def made(tmp_path_factory):
 
 
 def opened(folder):
-    """(the library's tokenizer, ours, id of bos, ids of stops) of a folder."""
+    """The library's tokenizer of a folder, and ours, with the ids of its bos and its stops."""
     library = Tokenizer.from_file(str(folder / "tokenizer.json"))
     library.no_truncation()
     library.no_padding()
     bos, stops = MARKS.get(folder.name, (None, [END]))
     stops = [library.token_to_id(name) for name in stops]
     bos = None if bos is None else library.token_to_id(bos)
-    return library, hf.load_tokenizer(str(folder)), bos, stops
+    ours = hf.load_tokenizer(str(folder))
+    return SimpleNamespace(folder=folder, library=library, ours=ours, bos=bos, stops=stops)
 
 
 @pytest.fixture(params=MAKERS)
 def each(request, made):
-    library, ours, bos, stops = opened(made[request.param])
-    facts = dict(kind=request.param, folder=made[request.param], library=library, ours=ours)
-    return SimpleNamespace(**facts, bos=bos, stops=stops)
+    return opened(made[request.param])
 
 
 @pytest.fixture(params=["llama2", "llama3", "mistral", "codeparrot", "unigram"])
 def model(request, made):
-    _, ours, bos, stops = opened(made[request.param])
-    return SimpleNamespace(folder=made[request.param], ours=ours, bos=bos, stops=stops)
+    return opened(made[request.param])
 
 
 def streamed(tokenizer, ids, before=()):
@@ -90,8 +88,8 @@ def test_ids_and_texts_are_those_of_the_library(each, tmp_path, monkeypatch):
     """Whole, token by token, in pieces, stored, and exported; special tokens count in prompts."""
     library, ours = each.library, each.ours
     assert (ours.bos, [*ours.stops]) == (each.bos, each.stops)
-    assert {*ours.changes()} >= CHANGES.get(each.kind, set())
-    assert bool(ours.changes()) == (each.kind in CHANGES)
+    assert {*ours.changes()} >= CHANGES.get(each.folder.name, set())
+    assert bool(ours.changes()) == (each.folder.name in CHANGES)
     first = [] if each.bos is None else [each.bos]
     for text in TEXTS[:99]:
         ids = library.encode(text, add_special_tokens=False).ids
@@ -123,16 +121,16 @@ def test_a_text_that_spells_a_special_token_is_text(each):
     """Also in the models that would take it for one."""
     ids = each.ours.encode(f"{TEXT} a</s>no {END} <|eot_id|> [SEP]<s>")
     assert not {each.bos, *each.stops} & {*ids.tolist()}
-    if each.kind != "wordpiece":
+    if each.folder.name != "wordpiece":
         assert "</s>no" in each.ours.decode(ids).replace(" ", "")
-    if each.kind == "qwen":
+    if each.folder.name == "qwen":
         assert each.library.token_to_id("<think>") in each.ours.encode("so <think>")
 
 
 def test_tokens_that_are_no_character(made):
     """A model may write any ids. The library's stream cannot take back a character that it has
     shown."""
-    _, ours, _, _ = opened(made["llama2"])
+    ours = opened(made["llama2"]).ours
     names = ["<0xC3>", "<0xA9>", "<0xFF>", "\u2581", "k", "\u2581", "k"]
     ids = [ours.library.token_to_id(name) for name in names]
     assert streamed(ours, ids) == "é\ufffd k k"
@@ -195,7 +193,8 @@ def test_trained_exported_and_read_again(kind, made, tmp_path):
     """The sample at the end does not begin with the name of a token; an export has the same tokens
     with the same meaning, for transformers and for us."""
     transformers = pytest.importorskip("transformers")
-    _, ours, bos, stops = opened(made[kind])
+    stored = opened(made[kind])
+    ours, bos, stops = stored.ours, stored.bos, stored.stops
     write(tmp_path / "a.jsonl", jsonl(DOCUMENTS))
     prepare("docs", str(tmp_path / "a.jsonl"), str(made[kind]), str(tmp_path))
     run = arguments(tmp_path, tmp_path / "run", "--dataset=docs", "--model=llama", "--max_iters=2")
