@@ -52,12 +52,7 @@ def test_the_words():
     parts = dict(gains=0.3 + WOBBLE, loses=-0.3 + WOBBLE, same=WOBBLE / 10, varies=10 * WOBBLE)
     found = by_part(table(**parts))
     words = {part: effect.word for part, effect in found.items()}
-    assert words == {
-        "gains": "helps",
-        "loses": "hurts",
-        "same": "no difference",
-        "varies": "not known",
-    }
+    assert words == dict(gains="helps", loses="hurts", same="no difference", varies="not known")
     gains = found["gains"]
     assert (gains.n_settings, gains.n_helps) == (8, 8)
     assert gains.mean == pytest.approx(0.3, abs=0.005)

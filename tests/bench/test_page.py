@@ -227,9 +227,8 @@ def test_a_sweep_tells_everything_of_the_part(made, out):
     text = (out / "index.md").read_text()
     assert re.findall(r", at (\S+) × the base's rate \| (\w+)", text) == [("0.5", "rope")]
     cells = cells_of(text, "Biases")
-    assert cells[:3] == ["hurts", "–", biases.within("gpt2").worth()] and made.unmeasured == [
-        "Experts"
-    ]
+    assert cells[:3] == ["hurts", "–", biases.within("gpt2").worth()]
+    assert made.unmeasured == ["Experts"]
 
 
 def test_a_sweep_whose_base_has_not_learned_says_nothing_of_parts(tmp_path):

@@ -68,9 +68,8 @@ def test_no_setting_of_the_test_is_in_the_plan(answer):
 
 def test_batches_and_warmup_are_the_same_everywhere(answer):
     for each in answer.settings:
-        values = each.values
-        assert values["batch_size"] * values["block_size"] == 1536
-        assert values["warmup_iters"] == values["max_iters"] // 10
+        assert each.values["batch_size"] * each.values["block_size"] == 1536
+        assert each.values["warmup_iters"] == each.values["max_iters"] // 10
 
 
 def test_the_command_line_narrows_the_plan(answer):
@@ -99,13 +98,12 @@ def test_the_command_line_narrows_the_plan(answer):
 def test_a_part_is_taken_out_of_a_base_that_has_it(answer):
     by_name = {part.name: part for part in answer.parts}
     for each in answer.settings:
-        values = each.values
-        is_llama = values["model"] == "llama"
+        is_llama = each.values["model"] == "llama"
         for name in ("RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head"):
-            assert by_name[name].is_in(values) == is_llama, name
+            assert by_name[name].is_in(each.values) == is_llama, name
         for name in ("QK norm", "Value residual", "Convolution"):
-            assert not by_name[name].is_in(values)
-            assert by_name[name].arm(values).changes == by_name[name].put_in
+            assert not by_name[name].is_in(each.values)
+            assert by_name[name].arm(each.values).changes == by_name[name].put_in
     llama = {"model": "llama"}
     assert by_name["RoPE"].arm(llama).changes == {"position": "learned"}
     with pytest.raises(UserError):

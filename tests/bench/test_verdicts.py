@@ -65,10 +65,8 @@ def test_a_sweep(tmp_path):
     sweep, lines, prices = make_sweep(tmp_path)
     frame, found, facts = judge(sweep, lines, prices.values())
     assert list(frame.columns) == comparisons.COLUMNS
-    assert frame.verdict.to_list() == [
-        *("better", "better", "undecided", "worse", "worse"),
-        *("fails 5 of 5", "noise"),
-    ]
+    words = ["better", "better", "undecided", "worse", "worse", "fails 5 of 5", "noise"]
+    assert frame.verdict.to_list() == words
     control, rope = reported(lines, "base", "base-again"), reported(lines, "rope")
     assert facts.base_mean == pytest.approx(control.mean())  # the half that chose nothing
     assert (facts.base_n, facts.family) == (13, 6)

@@ -49,8 +49,7 @@ def test_without_a_config_the_doctor_checks_what_readme_begins_with():
     chosen = {"": "shakespeare_char", "--device=cpu": "shakespeare_char", "--dataset=mine": "mine"}
     chosen["--rope_theta=500000"] = "shakespeare_char"  # a key of LLaMA
     for words, dataset in chosen.items():
-        config = doctor.read(words.split()).config
-        assert config.dataset == dataset
+        assert doctor.read(words.split()).config.dataset == dataset
 
 
 def test_doctor_after_training(data_dir, tmp_path, capsys):

@@ -115,6 +115,5 @@ def test_estimate_is_the_peak_of_the_allocator(data_dir, tmp_path, kind, shape, 
     for _ in range(2):  # makes the moments
         train.train_step(run)
     parts = dry_run.memory(run)
-    before = parts["weights and moments"]
-    measured = before + most_bytes(lambda: train.train_step(run))
+    measured = parts["weights and moments"] + most_bytes(lambda: train.train_step(run))
     assert dry_run.peak(run, parts) == pytest.approx(measured, rel=0.1)

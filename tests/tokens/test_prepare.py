@@ -20,10 +20,8 @@ from tokens.token_files import load_meta, load_split, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 ROOT = files.ROOT
-TEXT = (
-    "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\t\nZwölf, 你好 🙂!\n"
-    * 30
-)
+TEXT = "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\t\nZwölf, 你好 🙂!\n"
+TEXT *= 30
 
 
 @pytest.fixture
