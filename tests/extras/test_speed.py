@@ -260,9 +260,9 @@ def test_one_measurement_is_named(argv):
 def test_the_page_has_the_newest_measurement_of_each_machine(monkeypatch):
     """Not measured on a GPU, until it is; a measurement on a CPU is none on a GPU."""
     assert page.page().count("not measured (`") == 7
-    facts = {"hardware": "a chip", "torch": "2", "git_commit": "c"}
-    monkeypatch.setattr(results, "versions", lambda: facts)
-    monkeypatch.setattr(results, "cpu_name", lambda: "a CPU")
+    facts = {"torch": "2", "git_commit": "c"}
+    names = {"cpu": "a CPU", "cuda": "a chip", "cuda:0": "a chip"}
+    monkeypatch.setattr(results, "versions", lambda device: facts | {"hardware": names[device]})
     for device, median in (("cpu", 3.0), ("cuda", 5.0), ("cuda:0", 7.0)):
         rows = [{"what": "T = 512", "kernel, ms": None, "ratio": ratio([median, median])}]
         measured = {"name": "", "about": "Attention.", "rows": rows}

@@ -60,7 +60,7 @@ if not os.environ.get("STUB_FORGETS"):
     (out / "ckpt" / f"{step:06d}").mkdir(parents=True, exist_ok=True)
 (out / "latest").write_text(str(step))
 sys.exit(143 if stopped else 0)
-""".replace("HARDWARE", repr(versions()["hardware"]))
+""".replace("HARDWARE", repr(versions("cpu")["hardware"]))
 
 
 def read_sweep(argv):
