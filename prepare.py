@@ -182,7 +182,7 @@ def open_text(name, config, folder):
     path = Path(config.input or folder / "input.txt")
     text = open_input(str(path), config.field)
     if name in SHAKESPEARE and isinstance(text, Corpus) and not text.documents:
-        return sources.shakespeare_splits(text, sources.is_canonical(path), folder)
+        return sources.shakespeare_splits(text, sources.is_tiny(path), folder)
     return text
 
 

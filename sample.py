@@ -183,6 +183,7 @@ def write_text(model, tokenizer, prompt, **keys):
             what = f"{key} changes nothing in this text"
             raise UserError(what, "write_text", f"choose from {', '.join(OF_TEXT)}")
     config = configurator.build(SampleConfig, keys)
+    check_context(model, config.context)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     fitted = []
     for i, text in enumerate(prompts, 1):

@@ -109,6 +109,16 @@ def render(page, files):
     )
 
 
+def answer_page(files):
+    """The page of the answer, with the links of the site."""
+    text = (ROOT / f"{ANSWER}.html").read_text(encoding="utf-8")
+
+    def link(match):
+        return f'href="{address(match[1], f"{ANSWER}.md", files)}"'
+
+    return re.sub(r'href="([^"]+)"', link, text)
+
+
 def write(out):
     """Write the site into a folder."""
     files = tracked()
@@ -119,11 +129,8 @@ def write(out):
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.endswith(".png"):
             target.write_bytes((ROOT / path).read_bytes())
-        elif path == f"{ANSWER}.html":  # its reports are pages here
-            text = (ROOT / path).read_text(encoding="utf-8")
-            target.write_text(
-                re.sub(r'href="([^":]+)\.md"', r'href="\1.html"', text), encoding="utf-8"
-            )
+        elif path == f"{ANSWER}.html":
+            target.write_text(answer_page(files), encoding="utf-8")
         elif path.endswith(".md") and path != f"{ANSWER}.md":
             (out / page_of(path)).write_text(render(path, files), encoding="utf-8")
 

@@ -48,7 +48,8 @@ def answer():
     shown = [["change", "helped in", "worth on average", "chance in a new setting"]]
     *five, _ = CHANGES.items()
     for change, part in five:
-        for _, verdict, count, mean, _, chance, *_ in [row for row in rows if row[0] == part]:
+        mine = [row for row in rows if row[0].startswith(f"[{part}]")]
+        for _, verdict, count, mean, _, chance, *_ in mine:
             known = chance != "–"  # else too few settings
             worth = f"{mean.split()[0]} ×" if known else ""
             shown.append([change, count, worth, f"{chance}: {verdict}" if known else verdict])

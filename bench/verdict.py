@@ -189,6 +189,11 @@ def across_settings(settings, config):
     ]
     if not df:
         notes = ["One run in each setting: chance and setting cannot be told apart."]
+    several = [losses for losses in cells if len(losses) > 1]
+    equal = sum(map(all_equal, several))
+    if equal:
+        what = f"Arms in a setting whose runs all have the same loss: {equal} of {len(several)}"
+        notes.append(f"{what}. Did the seed reach the training?")
 
     gained = []
     without = []  # a base that learned

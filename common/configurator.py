@@ -198,11 +198,8 @@ def compile_file(path):
         line = getattr(error, "lineno", None) or 1
         raise UserError(what, f"{path}:{line}", "a config file is Python in utf-8") from None
 
-    assigned = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            assigned[node.id] = node.lineno
-    return code, assigned
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return code, {name.id: name.lineno for name in names if isinstance(name.ctx, ast.Store)}
 
 
 def read_file(path, scope, known, renamed):
@@ -222,6 +219,10 @@ def read_file(path, scope, known, renamed):
         if key in names and not key.startswith("_"):
             where = f"{path}:{line}"
             values[key] = check(key, names[key], find(key, known, renamed, where), where)
+    for key in sorted(known.keys() & names.keys() - assigned.keys()):
+        if key not in scope or names[key] is not scope[key]:
+            what = f"{key} is set by another file than this, by exec or import"
+            raise UserError(what, path, f"name both on the command line: OTHER.py {path}")
     return values
 
 

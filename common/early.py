@@ -20,7 +20,7 @@ def start(script, *sources):
     keys."""
     end_at_once()
     check_keys(*sources)
-    need("torch")
+    need("torch", "numpy", "safetensors", "tqdm")
     wants_help = any(arg == "-h" or arg.startswith("--help") for arg in sys.argv)
     if sys.stderr and speaks() and (sys.stderr.isatty() or not wants_help):
         tell(f"{script} is starting: importing torch")

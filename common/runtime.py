@@ -201,8 +201,11 @@ def multiplies_bfloat16():
 
 
 def own_gpu():
-    """The number of the GPU of this rank. Raises UserError, on every rank, if this machine has more
-    ranks than GPUs."""
+    """The number of the GPU of this rank. Raises UserError if it is not known, and on every rank if
+    this machine has more ranks than GPUs."""
+    if "LOCAL_RANK" not in os.environ:
+        what = "LOCAL_RANK, the number of this rank's GPU, is not set"
+        raise UserError(what, "environment", "start with torchrun")
     number = int(os.environ["LOCAL_RANK"])
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", number + 1))  # torchrun sets it
     gpus = torch.cuda.device_count()

@@ -4,7 +4,7 @@
 #   python bench/ablate.py config/ablate_positions.py --workers=2
 # 6 schemes and the base, which is there twice. On a CPU a screening: 8 arms x 3 seeds = 24 runs of
 # the size of config/ablate_shakespeare.py, about 16 minutes on two cores. On a GPU 6 x 8 runs to
-# report, 20 of the base, 9 for its curve of tokens, and 66 to choose learning rates.
+# report, 20 of the base, 9 for its curve of tokens, and 63 to choose learning rates.
 # Expect rope, alibi and relative ahead of learned and sinusoidal, and none last. Beyond the
 # training context learned has no positions, rope gets worse, and alibi and relative do not.
 question = "Which position scheme helps, and which carries beyond the training context?"

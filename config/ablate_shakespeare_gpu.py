@@ -6,8 +6,8 @@
 #       --out_dir=out-ablate-gpu-out
 # The text is Python source, because a model of this size overfits Shakespeare's before it has
 # learned: no run passes its text more than once, except those at twice the tokens. 5 parts x 8
-# seeds = 40 runs to report, 18 of the base, 9 for its curve of tokens, and 57 to choose learning
-# rates: 124 runs. The sweep may be stopped and resumed at any time. Expect differences of 0.01
+# seeds = 40 runs to report, 18 of the base, 9 for its curve of tokens, and 54 to choose learning
+# rates: 121 runs. The sweep may be stopped and resumed at any time. Expect differences of 0.01
 # nats and standard deviations of 0.004 to 0.010.
 question = "Which part of LLaMA helps a GPT-2 of 11 M parameters on Python source?"
 out_dir = "out-ablate-gpu"

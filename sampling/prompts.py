@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import sys
+from datetime import datetime
 
 from common.errors import UserError, folded, one_line, printable
 
@@ -104,7 +105,9 @@ def chat_prompt(tokenizer, messages):
     # A block that only marks what the assistant writes, for training.
     text = re.sub(r"(\{%-?\s*)generation\b", r"\1if true", chat["template"])
     text = re.sub(r"(\{%-?\s*)endgeneration\b", r"\1endif", text)
-    facts = {"messages": messages, "add_generation_prompt": True, "raise_exception": refuse}
+    facts = {"messages": messages, "tools": None, "documents": None, "raise_exception": refuse}
+    # Always the date that Llama 3's templates know, so that the same command writes the same text.
+    facts |= {"add_generation_prompt": True, "strftime_now": datetime(2024, 7, 26).strftime}
     try:
         return room.from_string(text).render(chat | facts)
     except Exception as error:  # it is a program of somebody else's

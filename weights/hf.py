@@ -273,8 +273,8 @@ def fetch(name, key="init_from"):
     wanted = FETCHED if key == "init_from" else TOKENIZER
     try:
         try:  # without a timeout, an unresponsive network blocks forever
-            commit = HfApi().model_info(name, timeout=5).sha
-            return Path(snapshot_download(name, revision=commit, allow_patterns=wanted))
+            HfApi().model_info(name, timeout=5)
+            return Path(snapshot_download(name, allow_patterns=wanted))
         except Exception:
             return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
     except Exception as error:  # the network, the hub and its client fail in many ways
@@ -290,7 +290,7 @@ def fetch(name, key="init_from"):
 def find(name, key="init_from"):
     """The folder that a name stands for. `key` is the key that messages name."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
-    if name in HUB or not name or not os.path.exists(path):  # False for a name that is too long
+    if not name or not os.path.exists(path):  # False for a name that is too long
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)):
             fix = f"give {', '.join(HUB)}, a folder, or owner/name of the hub"
             if key.endswith("tokenizer"):

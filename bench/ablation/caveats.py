@@ -108,8 +108,8 @@ CAVEATS = (  # the most important first
     ),
     (
         replicate_differs,
-        "Base again differs from the base. Chance does this in one sweep of twenty. If the two"
-        " chose different learning rates, that is what choosing costs; or the set-up has a fault.",
+        "Base again differs from the base. Chance does this in one sweep of twenty; or the set-up"
+        " has a fault.",
     ),
     (
         too_coarse,

@@ -242,7 +242,7 @@ def learning_rates(section, arms=None):
             rate_line(axes, section, name, BLUE if name == arm else GREY)
         log_axis(axes, rates, [f"{rate:.2g}×" for rate in rates])
         axes.tick_params(labelsize=8)
-    figure.supxlabel("learning rate, times the base's", fontsize=9)
+    figure.supxlabel("learning rate, times the given one", fontsize=9)
     figure.supylabel(LOSS, fontsize=9)
     return figure
 

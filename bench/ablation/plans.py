@@ -83,24 +83,21 @@ def fits(content, kinds):
 
 
 def replicates(plan):
-    """The second copies of the base, which choose a learning rate as arms do."""
+    """The second copies of the base."""
     return [a for a, facts in plan["arms"].items() if facts["replicate"] and a != plan["base"]]
 
 
 def control_group(plan):
-    """The arms that all others are compared with: the base, and its replicates at its rate."""
-    base = plan["base"]
-    rates = plan["chosen_lr"]
-    rate = rates.get(base, 1)
-    return [base, *(arm for arm in replicates(plan) if rates.get(arm, rate) == rate)]
+    """The arms that all others are compared with: the base and its copies, at one rate."""
+    return [plan["base"], *replicates(plan)]
 
 
 def judged_arms(plan):
     """The arms that get a verdict: no base, replicate or curve."""
-    copies = [plan["base"], *replicates(plan)]
+    control = control_group(plan)
     arms = []
     for arm, facts in plan["arms"].items():
-        if not facts["curve"] and arm not in copies:
+        if not facts["curve"] and arm not in control:
             arms.append(arm)
     return arms
 
@@ -114,15 +111,15 @@ def control_runs(arms, seeds, stated=None):
 
 def planned_runs(plan, seeds):
     """{arm: runs} of a plan with `seeds` seeds of each arm."""
-    base, *control = control_group(plan)
+    base, *copies = control_group(plan)
     arms = judged_arms(plan)
     if plan["screening"]:
         others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
         return dict.fromkeys(others, seeds)
     of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan["controls"])
-    counts = dict.fromkeys([*arms, *replicates(plan)], seeds)
-    counts[base] = of_base if control else of_base + of_replicate
-    return counts | dict.fromkeys(control, of_replicate)
+    counts = dict.fromkeys(arms, seeds) | dict.fromkeys(copies, of_replicate)
+    counts[base] = of_base if copies else of_base + of_replicate
+    return counts
 
 
 def sweeps(folders):

@@ -132,14 +132,21 @@ class Section:
         runs = self.runs[(self.runs["arm"] == arm) & (self.runs["purpose"] == "report")]
         return runs["command"].iloc[0]
 
+    def times_rate(self, arm):
+        """The learning rate of an arm, as a multiple of the one that the base chose."""
+        rates = self.plan["chosen_lr"]
+        return rates.get(arm, 1) / rates.get(self.plan["base"], 1)
+
     def at_shared_rate(self, row):
-        """The difference between an arm at the base's rate and the arm that it is compared with:
-        of its reported runs if they have that rate, else of its tuning runs; nan if none."""
+        """The difference between an arm at the rate of the arm that it is compared with, and that
+        one: of its reported runs if they have that rate, else of its tuning runs; nan if none."""
         if "learning_rate" in self.plan["arms"].get(row["arm"], {}).get("changes", {}):
             return math.nan  # the arm sets another rate, and was tuned around it
-        if self.plan["chosen_lr"].get(row["arm"], 1) == 1:
+        rates = self.plan["chosen_lr"]
+        shared = rates.get(row["against"], 1)
+        if rates.get(row["arm"], 1) == shared:
             return row["difference"]
-        runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == 1)]
+        runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == shared)]
         theirs = self.reported(row["against"])["val_loss_report"]
         return runs["val_loss_report"].mean() - theirs.mean()
 

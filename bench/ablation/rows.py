@@ -3,7 +3,7 @@ The table of a sweep's runs: one row per run, read from rows.jsonl, sweep.json a
 
 Columns of `load`:
     sweep        name of the sweep's (first) folder      text         data set
-    arm, seed    what ran, and from which seed           rate         multiple of the base's rate
+    arm, seed    what ran, and from which seed           rate         multiple of the given rate
     purpose      report | tune | curve                   tokens       multiple of the base's tokens
     status       done | diverged | failed                current      made by the plan as it is now,
                                                                       on machines that agree

@@ -50,7 +50,7 @@ class Job:
 
     arm: str
     seed: int  # with the same seed, all arms see the data in the same order
-    lr: float  # multiple of the base's learning rate
+    lr: float  # multiple of the given learning rate
     purpose: str  # "report", "tune" or "curve"
     out_dir: str
     values: dict

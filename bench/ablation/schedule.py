@@ -119,6 +119,7 @@ def phases(sweep):
     yield tuning_jobs(sweep)
     while choose_learning_rates(sweep):
         yield tuning_jobs(sweep)
+    sweep.write_plan()  # a row counts if it is of the rate in the plan
     curve = curve_jobs(sweep)
     if curve:
         yield curve + report_jobs(sweep, names=[BASE], most=CURVE_SEEDS)
@@ -207,8 +208,11 @@ def chosen_rate(losses):
 
 def fix_margin(sweep):
     """Fix the smallest difference that counts, from the base's runs at several multiples of its
-    tokens, unless it is given or was fixed before."""
+    tokens, unless it is given or was fixed before, or an arm has been reported already."""
     if sweep.margin is not None or not curve_jobs(sweep):
+        return
+    judged = sweep.judged_arms()
+    if any(row["purpose"] == "report" and row["arm"] in judged for row in sweep.rows.values()):
         return
     curve = worth.curve_of(rows.load(sweep.out))
     margin = curve.margin() if curve else math.nan

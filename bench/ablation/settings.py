@@ -74,7 +74,7 @@ class AblateConfig:
         if 1 in self.curve:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
         if 1 not in self.lr_grid:
-            raise ValueError(f"lr_grid={self.lr_grid} lacks 1, the base's rate: add it")
+            raise ValueError(f"lr_grid={self.lr_grid} lacks 1, the given rate: add it")
 
     @property
     def designs(self):

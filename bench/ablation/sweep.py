@@ -27,17 +27,22 @@ from training.settings import TrainConfig
 
 NOT_STORED = ("name", "values")  # facts of an arm that sweep.json does not repeat
 # Keys of a sweep that sweep.json holds unchanged.
-STORED = ("question", "prompt", "match", "lr_grid", "seeds", "controls", "screening")
+STORED = ("question", "prompt", "match", "lr_grid", "seeds", "first_seed", "controls", "screening")
 
 
 @dataclass
 class Machine:
     """Where the runs train."""
 
-    device_kind: str  # cpu, cuda or mps
+    device: str  # as given: cpu, cuda, cuda:1 or mps
     is_here: bool  # False on a login node, which lacks the device but can plan
     slots: list  # (GPU or None, threads) of each worker
     facts: dict  # hardware, torch and other versions
+
+    @property
+    def device_kind(self):
+        """The device without its number: a run sees one GPU alone."""
+        return self.device.split(":")[0]
 
     @property
     def threads(self):
@@ -58,7 +63,7 @@ class Sweep:
     ngrams: dict  # losses of n-grams on the tokens that the base sees; {} if not known
     fingerprints: list  # lines of fingerprints.jsonl
     started: str
-    chosen_lr: dict  # {arm: multiple of the base's learning rate}
+    chosen_lr: dict  # {arm: multiple of its given learning rate}
     grids: dict  # {arm: multiples to choose from}
     margin: float | None
     margin_source: str | None
@@ -72,8 +77,9 @@ class Sweep:
         return Path(self.config.out_dir)
 
     def run_values(self, arm):
-        """The values of an arm's run, with the vocabulary of the dataset."""
-        return {"vocab_size": self.data["vocab_size"]} | arm.values
+        """The values of an arm's run in this process, with the vocabulary of the dataset."""
+        own = {"vocab_size": self.data["vocab_size"], "device": self.machine.device}
+        return arm.values | own
 
     # ------------------------------------------------------------ its plan
 
@@ -82,13 +88,12 @@ class Sweep:
         return {
             "base": BASE,
             "arms": {name: vars(arm) for name, arm in self.arms.items()},
-            "chosen_lr": self.chosen_lr,
             "screening": self.config.screening,
             "controls": self.config.controls,
         }
 
     def control_arms(self):
-        """The names of the base, and of its second copy if that has the base's rate."""
+        """The names of the base and of its second copy."""
         return plans.control_group(self.outline())
 
     def judged_arms(self):
@@ -247,7 +252,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         sweep.margin = kept.get("margin")
         sweep.margin_source = kept.get("margin_source")
     if config.lr_grid == [1]:
-        sweep.chosen_lr = parent_rates(config, sweep.judged_arms())
+        sweep.chosen_lr = parent_rates(config, [arm for arm in arms if not arms[arm].curve])
     else:
         rates = kept.get("chosen_lr", {})
         sweep.chosen_lr = {name: rate for name, rate in rates.items() if name in arms}
@@ -273,13 +278,18 @@ def hashes(facts):
 def check_seeds(kept, config):
     """Raise UserError if a sweep that has reported runs is to have other seeds than it planned: its
     verdicts are of the planned runs."""
-    if not kept or kept["seeds"] == config.seeds:
+    if not kept:
+        return
+    planned = {"seeds": kept["seeds"], "first_seed": kept.get("first_seed", config.first_seed)}
+    other = {key: getattr(config, key) for key in planned if getattr(config, key) != planned[key]}
+    if not other:
         return
     stored = read_rows(Path(config.out_dir) / "rows.jsonl", rows.is_row)
     if any(row["purpose"] == "report" and row["arm"] in plans.judged_arms(kept) for row in stored):
-        what = f"this sweep was planned with {kept['seeds']} seeds, and its verdicts are of these"
-        fix = "run more in another --out_dir, with --first_seed"
-        raise UserError(what, f"seeds={config.seeds}", fix)
+        shown = ", ".join(f"{key}={value}" for key, value in planned.items())
+        what = f"this sweep was planned with {shown}, and its verdicts are of these seeds"
+        where = ", ".join(f"{key}={value}" for key, value in other.items())
+        raise UserError(what, where, "run more in another --out_dir, with --first_seed")
 
 
 def check_arms(arms, vocab_size, show):
@@ -300,7 +310,7 @@ def find_machine(device, workers, elsewhere):
             raise
         is_here = False
     slots = runs.worker_slots(workers, device)
-    return Machine(device.split(":")[0], is_here, slots, versions(device))
+    return Machine(device, is_here, slots, versions(device))
 
 
 def settle_machine(machine, base, values):

@@ -109,8 +109,7 @@ def without_empty_columns(table):
 
 
 def verdicts_table(section):
-    """Each change beside the runs of the base and of base again, pooled if both have the same
-    learning rate."""
+    """Each change beside the runs of the base and of base again, pooled."""
     rows = []
     for row in section.verdicts.to_dict("records"):
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}
@@ -167,7 +166,7 @@ def what_changes(section, row):
     the width of its MLP where matching set it, and the learning rate where it chose another one."""
     arm = section.plan["arms"].get(row["arm"], {})
     text = described(arm.get("changes") or {}, arm.get("match"))
-    rate = section.plan["chosen_lr"].get(row["arm"], 1)
+    rate = section.times_rate(row["arm"])
     if rate != 1:
         text += f"{', ' if text else ''}learning rate {rate:g} ×"
     if row["against"] != section.plan["base"]:

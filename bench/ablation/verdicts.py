@@ -9,7 +9,7 @@ power of `verdicts`.
   arm's few runs agree by chance, Student's where an arm spreads more than the base. A screening
   and the replicate pool one variance over all arms.
 - Holm's method corrects for all planned comparisons of the sweep; those that have not run count
-  with p = 1. A verdict is of the runs that were planned, all of them: with fewer there is none.
+  with p = 1. A verdict is of the planned runs: before all of them have been tried there is none.
 """
 
 import math
@@ -194,10 +194,11 @@ def explanation(row, failed, facts):
         reasons.append("planned runs are missing")
     elif not facts.screening and fewest < least:
         reasons.append(f"fewer than {least} runs decide nothing among {facts.family} arms")
-    elif word in ("better", "worse") and row["p_tie"] <= ALPHA:
-        reasons.append("smaller than the margin")
-    elif word in ("better", "worse") and row["text_low"] <= 0 <= row["text_high"]:
-        reasons.append("not on every text")
+    elif word in ("better", "worse"):
+        if row["p_tie"] <= ALPHA:
+            reasons.append("smaller than the margin")
+        if row["text_low"] <= 0 <= row["text_high"]:
+            reasons.append("not on every text")
     elif word == "undecided" and not facts.margin > 0:
         reasons.append("no margin, so no tie")
     return {"verdict": word, "reason": "; ".join(reasons)}

@@ -1,8 +1,8 @@
 # LLaMA's shelf: what is each of its pieces worth, and which modern part helps it further?
-#   python bench/ablate.py config/answer/llama.py --workers=2
+#   python bench/ablate.py config/answer/llama.py --workers=2 --out_dir=out-llama
 # The first five arms take a piece of LLaMA away; the others put a part in. A run takes about two
 # minutes on one thread of a CPU that multiplies bfloat16: 29 arms x 12 seeds, 40 controls, 9 runs
-# for the curve and 273 to choose rates, two at a time, are eleven hours.
+# for the curve and 270 to choose rates, two at a time, are eleven hours.
 # The rows hold 12 more seeds of some arms, from an earlier plan, which no verdict uses.
 question = "Which parts help a LLaMA of 0.8 M parameters on the characters of plays?"
 out_dir = "bench/results/answer/llama"

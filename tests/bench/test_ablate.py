@@ -32,7 +32,7 @@ from parts.variant import POSITION
         (["--curve=[2]", "--arms={'base x2': {'n_layer': 4}}"], r"two arms are called base x2"),
         (["--design=leave_one_in", "--seed=3"], r"the sweep gives each run its own seed"),
         (["--design=leave_one_in", "--curve=[1]"], r"curve holds 1, which is the base itself"),
-        (["--design=leave_one_in", "--lr_grid=[2]"], r"lr_grid=\[2.0\] lacks 1, the base's rate"),
+        (["--design=leave_one_in", "--lr_grid=[2]"], r"lr_grid=\[2.0\] lacks 1, the given rate"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
         (["--axis=norm", "--multiple_of=8"], r"arm base: multiple_of"),
     ],

@@ -55,11 +55,8 @@ def test_ladder_goes_from_one_corner_to_the_other():
 def test_the_rungs_of_a_ladder_are_the_arms_given():
     steps = {"rms": dict(norm="rmsnorm"), "rope": dict(position="rope"), "gqa": dict(n_kv_head=1)}
     *rungs, _ = names(design="ladder", arms=steps).values()
-    assert [(arm.name, arm.against) for arm in rungs[1:]] == [
-        ("+rms", "base"),
-        ("+rope", "+rms"),
-        ("+gqa", "+rope"),
-    ]
+    against = [("+rms", "base"), ("+rope", "+rms"), ("+gqa", "+rope")]
+    assert [(arm.name, arm.against) for arm in rungs[1:]] == against
     assert rungs[-1].changes == {"norm": "rmsnorm", "position": "rope", "n_kv_head": 1}
 
 
@@ -87,7 +84,7 @@ def shelf(data_dir, folder, **also):
     """The command line of a sweep whose config file states everything, also these columns."""
     lines = [arg.removeprefix("--").partition("=") for arg in arguments(data_dir, folder / "out")]
     given = {key: from_text(text, keys(*settings.ALL)[key]) for key, _, text in lines}
-    given |= {"arms": ARMS, "also": also, "seeds": 2, "lr_grid": [1, 2]}
+    given |= {"arms": ARMS, "also": also, "seeds": 2, "lr_grid": [1, 2], "learning_rate": 5e-4}
     (folder / "shelf.py").write_text("".join(f"{key} = {given[key]!r}\n" for key in given))
     return [str(folder / "shelf.py")]
 
@@ -98,7 +95,7 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
     monkeypatch.setattr(schedule, "TUNE_SEEDS", 1)
     small = dict(n_embd=16, seeds=3, arms=["rope"], lr_grid=[1])
     argv = shelf(data_dir, tmp_path, small=small, deep=dict(n_layer=3))
-    with pytest.raises(UserError, match="no rate is chosen yet for rope .*run the sweep without"):
+    with pytest.raises(UserError, match="no rate .* for base, rope, .*run the sweep without"):
         ablate.main([*argv, "--also=small"], stub)
     assert ablate.main(argv, stub) == 0 and not (out / "small").exists()
     assert ablate.main([*argv, "--also=small,deep"], stub) == 0
@@ -109,9 +106,10 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
 
     plan, deep = plans.plan(out / "small"), plans.plan(out / "deep")
     assert plan["also"] == "small" and plan["base_values"]["n_embd"] == 16
-    assert plan["chosen_lr"] == {"rope": 2} and "--also=small" in plan["command"]
+    assert plan["chosen_lr"] == {"base": 2, "rope": 4, "base again": 2}
+    assert "--also=small" in plan["command"]
     runs = [(arm, lr) for arm, _, lr, _ in rows_of(out / "small")]
-    assert Counter(runs) == {("rope", 2): 3, ("base", 1): 3, ("base again", 1): 2}
+    assert Counter(runs) == {("rope", 4): 3, ("base", 2): 3, ("base again", 2): 2}
     assert deep["base_values"]["n_layer"] == 3 and set(ARMS) < set(deep["chosen_lr"])
     # The command line wins over the column.
     config, base = read_sweep([*argv, "--also=small", "--seeds=7", "--n_embd=64"])

@@ -15,6 +15,7 @@ from helpers.sweeps import make_sweep
 
 CALM = {"diverged": (), "stale": False, "seeds": 6, "noise": 0.003, "curve_points": 5}
 EFFECTS = {"base": 0.0, "base-again": 0.0, "rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
+CALM["chosen_lr"] = dict.fromkeys(EFFECTS, 2) | {"rope": 1}
 BETTER, FASTER = ("less loss", "better", "Su", "https://a"), ("less time", None, "Su", "https://b")
 PARTS = {
     "Biases": dict(into={"gpt2": "no biases"}, claims=[BETTER]),
@@ -101,7 +102,7 @@ def made(written):
 
 def cells_of(text, name):
     """The cells of the first row of a part in a text of Markdown."""
-    (line, *_) = re.findall(rf"^\| {name} \| (.*) \|$", text, re.MULTILINE)
+    (line, *_) = re.findall(rf"^\| \[?{name}\b\S* \| (.*) \|$", text, re.MULTILINE)
     return line.split(" | ")
 
 
@@ -218,10 +219,11 @@ def test_a_sweep_tells_everything_of_the_part(made, out):
     assert above.beyond == -1 and above.bar()[0] == 0.5
 
     (biases,) = made.others
-    cells = cells_of((out / "index.md").read_text(), "Biases")
-    assert cells[:3] == ["hurts", "–", biases.within("gpt2").worth()] and made.unmeasured == [
-        "Experts"
-    ]
+    text = (out / "index.md").read_text()
+    assert re.findall(r", at (\S+) × the base's rate \| (\w+)", text) == [("0.5", "rope")]
+    cells = cells_of(text, "Biases")
+    assert cells[:3] == ["hurts", "–", biases.within("gpt2").worth()]
+    assert made.unmeasured == ["Experts"]
 
 
 def test_a_sweep_whose_base_has_not_learned_says_nothing_of_parts(tmp_path):

@@ -22,7 +22,7 @@ def test_the_table_of_the_five_changes_is_that_of_the_page():
         (shown,) = [row for row in rows if row[0] == f"| {change}"]
         mine = planned[planned.part == part]
         assert shown[1] == f"{(mine.worth > 1).sum()} of {len(mine)}"
-        said = re.search(rf"^\| {part} \| .*", page, re.MULTILINE)[0]
+        said = re.search(rf"^\| \[{part}\]\S+ \| .*", page, re.MULTILINE)[0]
         chance, _, verdict = shown[3].removesuffix(" |").partition(": ")
         assert all(f" {each} " in said for each in (verdict, shown[2][:-2], chance)), change
 

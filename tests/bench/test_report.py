@@ -226,10 +226,14 @@ def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
 
 
 def test_at_the_shared_rate_an_arm_is_compared_with_what_it_is_measured_against(tmp_path):
-    make_sweep(tmp_path, 6, EFFECTS | {"alibi": 9.0}, {"untied": {"against": "rope"}}, curve=[])
+    rates = dict.fromkeys(EFFECTS, 2) | {"untied": 1}
+    arms = {"untied": {"against": "rope"}}
+    make_sweep(tmp_path, 6, EFFECTS | {"alibi": 9.0}, arms, curve=[], chosen_lr=rates)
     (section,) = report.judge([tmp_path])
+    shown = tables.tests_table(section).set_index("change")["what changes"]
+    assert shown["rope"] == "position=rope" and "learning rate 0.5 ×" in shown["untied"]
     (row,) = section.verdicts.query("arm == 'untied'").to_dict("records")
-    loss = section.tuned.query("arm == 'untied' and rate == 1").val_loss_report.mean()
+    loss = section.tuned.query("arm == 'untied' and rate == 2").val_loss_report.mean()
     assert section.at_shared_rate(row) == loss - section.reported("rope").val_loss_report.mean()
     figure = figures.forest(section)  # alibi is an arrow
     assert figure.axes[0].get_xlim()[1] < 2 and "arrow" in figure.get_label()

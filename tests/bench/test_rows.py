@@ -8,9 +8,7 @@ import pytest
 from bench.ablation import plans, rows, schedule
 from bench.ablation.schedule import own_controls
 from common.errors import UserError
-from helpers.sweeps import make_sweep, write_lines
-
-ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
+from helpers.sweeps import ROPE, make_sweep, write_lines
 
 
 def make(out, **given):
@@ -111,9 +109,8 @@ def test_odd_costs_are_named_and_left_out(tmp_path, capsys, odd):
     before = rows.costs([tmp_path], plans.plan(tmp_path))
     write_lines(tmp_path, [*prices.values(), prices["rope"] | odd], "costs.jsonl")
     assert rows.costs([tmp_path], plans.plan(tmp_path)).equals(before)
-    assert (
-        f"costs.jsonl is damaged and read without line {len(prices) + 1}" in capsys.readouterr().err
-    )
+    printed = capsys.readouterr().err
+    assert f"costs.jsonl is damaged and read without line {len(prices) + 1}" in printed
 
 
 PLANS = ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', '{"margin": "wide"}']

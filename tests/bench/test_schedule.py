@@ -49,7 +49,7 @@ def test_the_base_chooses_its_rate_like_an_arm(drive, out, monkeypatch):
     reported = runs[runs.purpose == "report"]
     assert dict(Counter(reported.arm)) == {"base": 2, "rope": 2, "base again": 2}
     assert set(runs.arm[runs.control]) == {"base", "base again"}
-    assert plans.judged_arms(plan) == ["rope"]
+    assert plans.judged_arms(plan) == ["rope"] and "before the arms" in plan["margin_source"]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,17 @@ def test_the_margin_is_fixed_before_the_arms_are_reported(drive, out):
     assert plans.plan(out)["margin_source"] == "given"
 
 
-def test_a_sweep_keeps_the_seeds_that_it_planned(drive, out):
-    assert drive(ROPE, "--seeds=2", "--first_seed=5", "--curve=[]", "--margin=0.1") == 0
+def test_a_sweep_keeps_the_seeds_that_it_planned_and_fixes_no_margin_afterwards(drive, out):
+    assert drive(ROPE, "--seeds=2", "--first_seed=5") == 0
     assert {name[1] for name in rows_of(out)} == {5, 6}
     with pytest.raises(UserError, match=r"seeds=3.*--first_seed"):
-        drive(ROPE, "--seeds=3", "--first_seed=5", "--curve=[]", "--margin=0.1")
+        drive(ROPE, "--seeds=3", "--first_seed=5")
+    with pytest.raises(UserError, match=r"first_seed=5, and .*\(first_seed=4\)"):
+        drive(ROPE, "--seeds=2", "--first_seed=4")
     with pytest.raises(UserError, match=r"looks.*--first_seed"):
         drive(ROPE, "--seeds=2", "--looks=2")
+    assert drive(ROPE, "--seeds=2", "--first_seed=5", "--curve=[0.5]") == 0
+    assert plans.plan(out)["margin"] is None
 
 
 def test_arms_with_similar_names_have_folders_of_their_own(planned):

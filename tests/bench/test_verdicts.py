@@ -231,6 +231,8 @@ def test_a_verdict_that_does_not_hold_on_every_text_says_so(tmp_path):
     rope = judge(sweep, lines)[1]["rope"]
     assert (rope["verdict"], rope["reason"]) == ("better", "not on every text")
     assert rope["text_high"] > 0
+    rope = judge(sweep | {"margin": 0.5}, lines)[1]["rope"]
+    assert rope["reason"] == "smaller than the margin; not on every text"
 
 
 def test_fewer_than_50_blocks_give_no_interval_over_the_text(tmp_path):
@@ -263,16 +265,12 @@ def test_the_power_to_differ_is_that_of_the_noncentral_t():
 def test_a_verdict_is_of_the_runs_that_were_planned(tmp_path):
     """Word and interval: seeds that were added to an arm later move neither."""
     sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=ROPE, **CALM)
-    planned = verdicts_of(tmp_path, sweep)
+    plan = plans.complete(sweep)
+    planned, _ = verdicts.judge(rows.load(tmp_path), plan)
     rope = next(line for line in lines if line["arm"] == "rope" and line["purpose"] == "report")
     more = [rope | {"seed": seed, "final_report": 9.9} for seed in range(100, 104)]
     write_lines(tmp_path, [*lines, *more])
-    assert verdicts_of(tmp_path, sweep).equals(planned)
-
-
-def verdicts_of(folder, sweep):
-    """The table of verdicts on the rows of a folder."""
-    return verdicts.judge(rows.load(folder), plans.complete(sweep))[0]
+    assert verdicts.judge(rows.load(tmp_path), plan)[0].equals(planned)
 
 
 def test_a_run_that_diverged_does_not_rescue_an_arm():

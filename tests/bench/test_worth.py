@@ -7,11 +7,9 @@ import pytest
 
 from bench.ablation import plans, rows, verdicts
 from bench.ablation.worth import Curve, curve_of
-from helpers.sweeps import loss_of_tokens, make_sweep
+from helpers.sweeps import CALM, loss_of_tokens, make_sweep
 
 MULTIPLES = (0.25, 0.5, 1, 2)
-
-
 # Its points have next to no noise.
 EXACT = Curve({k: loss_of_tokens(k) + np.array([-1e-6, 0, 1e-6]) for k in MULTIPLES})
 
@@ -75,9 +73,7 @@ def test_single_runs_give_no_interval():
 def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
     effect = loss_of_tokens(1.5) - loss_of_tokens(1)
     effects = {"base": 0.0, "base-again": 0.0, "rope": effect, "gqa": -effect, "much": -0.3}
-    sweep, lines, prices = make_sweep(
-        tmp_path, effects=effects, noise=1e-4, diverged=(), stale=False
-    )
+    sweep, lines, prices = make_sweep(tmp_path, effects=effects, noise=1e-4, **CALM)
     runs, plan = rows.load(tmp_path), plans.plan(tmp_path)
     frame = verdicts.judge(runs, plan)[0].set_index("name")
     rope, ratio = frame.loc["rope"], prices["rope"]["step_ratio"]["ratio"]

@@ -140,12 +140,13 @@ def test_load_returns_who_gave_which_key(tmp_path):
         ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
         ("old = 3\n", "old is not a key here .*c.py:1.*use --new"),
         ("\nraise Exception('no')\n", "Exception: no .*c.py:2.*correct this line"),
+        ("exec('device, start = 0, 1')", "device is .*another file .*c.py.*OTHER.py .*c.py"),
         ("start = 1\nreturn\n", "'return' outside function .*c.py:2"),
         ("start = 'a\\0b'\n", "start contains a NUL character .*c.py:1"),
         ("start = '\0'\n", "c.py:1.*a config file is Python"),
         (f"batch_size = {'-' * 200_000}1\n", "c.py:1.*a config file is Python"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_mistakes_in_a_file(tmp_path, source, words):
     (tmp_path / "c.py").write_text(source)

@@ -1,5 +1,6 @@
 """What a script says before it imports torch."""
 
+import os
 import subprocess
 import sys
 
@@ -45,10 +46,20 @@ def test_the_names_of_the_keys_are_read_from_the_source(sources, classes, former
     assert ended.value.code == 2
 
 
-def test_a_missing_torch_is_one_line_that_names_the_interpreter():
+@pytest.mark.parametrize(
+    "script, packages",
+    [
+        ("train.py", ["torch", "numpy", "safetensors", "tqdm"]),
+        ("prepare.py", ["numpy", "tqdm"]),
+        ("bench/report.py", early.ABLATE),
+    ],
+)
+def test_a_missing_package_is_one_line_that_names_the_interpreter(script, packages, tmp_path):
     """-S: without the folder of packages."""
-    for script in ("train.py", "prepare.py", "bench/report.py"):
-        words = [sys.executable, "-S", script, "shakespeare_char"]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    words = [sys.executable, "-S", script, "shakespeare_char"]
+    with_some = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(tmp_path)}}
+    for package in packages:
+        done = subprocess.run(words, **with_some, capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1
-        assert "is not installed" in done.stderr and sys.executable in done.stderr
+        assert f"{package} is not installed (in {sys.executable})" in done.stderr
+        (tmp_path / f"{package}.py").touch()

@@ -47,6 +47,9 @@ def test_every_rank_refuses_more_ranks_than_gpus(monkeypatch):
         monkeypatch.setenv("LOCAL_RANK", rank)
         with pytest.raises(UserError, match="4 ranks .*--nproc_per_node=1"):
             set_up("cuda")
+    monkeypatch.delenv("LOCAL_RANK")
+    with pytest.raises(UserError, match="LOCAL_RANK.*start with torchrun"):
+        set_up("cuda")
 
 
 class Kernels(TorchDispatchMode):

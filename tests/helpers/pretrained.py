@@ -163,7 +163,7 @@ ABOUT = {  # {kind: tokenizer_config.json}
     "llama2": {"bos_token": "<s>", "eos_token": "</s>"},
     "llama3": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
     "mistral": {"bos_token": {"content": "<s>"}, "eos_token": "</s>"},
-    "qwen": {"eos_token": "<|im_end|>"},
+    "qwen": {"bos_token": END, "eos_token": "<|im_end|>"},  # its bos only for templates
     "bloom": {"eos_token": "</s>", "bos_token": "<s>"},
     "unigram": {"eos_token": "</s>"},
     "wordpiece": {"eos_token": "[SEP]"},

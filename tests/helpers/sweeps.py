@@ -103,9 +103,10 @@ def make_sweep(
     control = plans.control_runs(len(effects.keys() - {"base", "base-again"}), seeds)
     base, again = control if "base-again" in effects else (sum(control), 0)
     runs = dict.fromkeys(effects, seeds) | {"base": base, "base-again": again}
-    rows = [
-        row(f"base x{k:g}", seed, 1, "curve", tokens=k) for k in sweep["curve"] for seed in range(3)
-    ]
+    own = sweep["chosen_lr"].get("base", 1)
+    rows = []
+    for k in sweep["curve"]:
+        rows += [row(f"base x{k:g}", seed, own, "curve", tokens=k) for seed in range(3)]
     for name in effects:
         chosen = sweep["chosen_lr"].get(name, 1)
         for lr in sweep["lr_grid"] if len(sweep["lr_grid"]) > 1 else ():

@@ -12,7 +12,8 @@ from helpers.texts import message, tiny_bpe
 from sampling.prompts import chat_prompt
 from weights import export, hf
 
-TEMPLATE = """{%- if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
+TEMPLATE = """{{- bos_token }}
+{%- if tools is not none or documents is not none %}{{ raise_exception('no tools') }}{% endif %}
 {%- for message in messages %}
     {%- if message.role == 'user' %}
         {{- '<|im_start|>user\n' + message.content + '<|im_end|>\n' }}
@@ -24,7 +25,7 @@ TEMPLATE = """{%- if messages[0].role == 'tool' %}{{ raise_exception('no tools')
 {%- if add_generation_prompt %}
 {{ '<|im_start|>assistant\n' }}
 {%- endif %}"""
-FIRST = "<|im_start|>user\nthe king<|im_end|>\n<|im_start|>assistant\n"
+FIRST = "<|endoftext|><|im_start|>user\nthe king<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_special_tokens_count_in_a_prompt(folder, answers, capsys):
     texts.append(" shall speak")
     sample.main([f"--init_from={folder}", f"--start={FIRST}", "--num_samples=1"])
     printed = capsys.readouterr()
-    assert "3 special tokens in the prompt: <|im_start|> <|im_end|>" in printed.err
+    assert "4 special tokens in the prompt: <|endoftext|> <|im_start|> <|im_end|>" in printed.err
     assert printed.out.startswith(FIRST + " shall speak\n") and asked == [FIRST]
     tokenizer = hf.load_tokenizer(str(folder))
     assert len(tokenizer.prompt(FIRST)) < len(tokenizer.encode(FIRST)) - 20
@@ -111,7 +112,7 @@ def test_the_template_is_rendered_as_by_transformers(folder):
     "template, words",
     [
         (None, "no chat template"),
-        ("{{ raise_exception('no users') }}", "no users"),
+        ("{{ raise_exception(strftime_now('%d %b %Y')) }}", "26 Jul 2024"),  # always this date
         ("{% for %}", "template fails"),
         ("{{ messages.append(1) }}{{ ''.__class__.mro() }}", "template fails"),
     ],

@@ -49,9 +49,11 @@ def test_which_files_are_read(tree, spec, expected):
 
 
 def test_a_prepared_dataset_inside_the_folder_is_not_read(tree):
-    prepare.prepare("x", input="notes.txt")
+    prepare.prepare("x", input="notes.txt", tokenizer="gpt2")
     write("data/mine.txt", "mine")
     assert [str(path) for path in find_files("data,notes.txt")] == ["data/mine.txt", "notes.txt"]
+    write("data/x/mine.txt", "mine")
+    assert "".join(texts_in("data/x")) == "mine"
 
 
 def test_a_pattern_without_a_file_is_named_and_a_pipe_is_not_waited_for():
@@ -149,6 +151,7 @@ def test_json_is_read_as_rows_whatever_its_form(content):
     [
         '{"text": {"0": "one", "1": "two"}}',  # columns, as DataFrame.to_json writes them
         '{"text": ["one", "two"], "label": [1, 0]}',
+        '{"name": "a package", "keywords": ["one", "two"]}',
         '{"columns": ["text"], "index": [0], "data": [["one"]]}',
         '[["one", 1], ["two", 0]]',
         '"one"',

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import train
+from common.files import ROOT
 from helpers import runs
 from helpers.models import random_weights
 from helpers.runs import arguments, losses, two_ranks
@@ -17,14 +18,14 @@ from helpers.texts import message, tiny_bpe
 from prepare import prepare
 from sample import generate
 from tokens import token_files
-from tokens.answers import chat_pairs, preference
+from tokens.answers import SPEAKERS, chat_pairs, preference
 from tokens.documents import open_input
 from tokens.pairs import PairBatches, Pairs
 from tokens.token_files import load_mask, load_meta, load_split
 from weights.checkpoint import open_run
 
 PAIRS = [("the king of", " rome"), ("shall", " speak no more"), ("", "é"), ("no\nmore", "x")]
-PAIRS = [*PAIRS, ("rome ", "is the king of no more speak")] * 4
+PAIRS = [*PAIRS, ("rome<|endoftext|>", "is the king of no more<|endoftext|>")] * 4
 
 
 def prepared(folder, pairs, kind="byte", name="pairs"):
@@ -52,7 +53,7 @@ def test_tokens_and_mask(tmp_path, monkeypatch, kind):
     for split, pairs in ("train", PAIRS[:17]), ("val", PAIRS[17:19]), ("test", PAIRS[19:]):
         tokens, mask = [], []
         for prompt, answer in pairs:
-            prompt_ids = list(coder.encode(prompt)) or [coder.start]
+            prompt_ids = coder.prompt(prompt)
             answer_ids = [*coder.encode(answer), coder.start]
             tokens += prompt_ids + answer_ids
             mask += [0] * len(prompt_ids) + [1] * len(answer_ids)
@@ -134,6 +135,8 @@ def test_an_assistant_by_another_name_answers(role):
     messages = [{"from": "human", "value": "Who rules?"}, {"from": role, "value": "The king."}]
     assert chat_pairs(messages, "here") == [("User: Who rules?\nAssistant:", " The king.")]
     assert "'narrator'" in message(chat_pairs, [{"role": "narrator", "content": "x"}], "here")
+    page = (ROOT / "docs/finetuning.md").read_text(encoding="utf-8")
+    assert not [known for known in SPEAKERS if f"`{known}`" not in page]
 
 
 ASKED = [{"role": "user", "content": "Who?"}]
@@ -165,11 +168,8 @@ def test_preferences_in_every_form_also_beside_messages(tmp_path, row, expected)
 
 
 def test_preferences_without_one_prompt_are_refused():
-    other = [{"role": "user", "content": "What?"}, NO]
-    for row in (
-        {"chosen": [*ASKED, YES], "rejected": other},
-        {"chosen": [*ASKED, YES], "rejected": [*ASKED, NO, *ASKED]},
-    ):
+    for rejected in ([{"role": "user", "content": "What?"}, NO], [*ASKED, NO, *ASKED]):
+        row = {"chosen": [*ASKED, YES], "rejected": rejected}
         assert "(here:3)" in message(preference, row, "here:3")
 
 

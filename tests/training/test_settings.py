@@ -214,7 +214,7 @@ def test_nanogpts_wandb_log_means_log_wandb(words, log):
 
 
 @pytest.fixture
-def pretrained(data_dir, tmp_path):
+def pretrained(data_dir, tmp_path, monkeypatch):
     """A small LLaMA of transformers, and the command line of a run that starts from its folder."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -222,7 +222,8 @@ def pretrained(data_dir, tmp_path):
     sizes |= dict(num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=16)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
     model.save_pretrained(tmp_path / "hf")
-    run = arguments(data_dir, tmp_path / "run", f"--init_from={tmp_path / 'hf'}")
+    monkeypatch.chdir(tmp_path)
+    run = arguments(data_dir, tmp_path / "run", "--init_from=hf")
     return model, [arg for arg in run if not arg.startswith(("--n_", "--block"))]
 
 

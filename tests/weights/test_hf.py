@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-from fnmatch import fnmatch
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -277,9 +276,8 @@ def test_names_with_a_wrapper_and_a_tied_matrix_under_its_other_name(case, prefi
 # ---------------------------------------------------------------- names
 
 
-def test_names_that_are_no_model(tmp_path, monkeypatch):
-    """Nothing of this asks the network."""
-    monkeypatch.setattr(hf, "fetch", lambda name: pytest.fail("asked the hub"))
+def test_names_that_ask_no_network(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(hf, "fetch", lambda *_: pytest.fail("asked the hub"))
     monkeypatch.setattr(os.path, "expanduser", lambda name: name)  # its answer without a home
     monkeypatch.chdir(tmp_path)
     for name in ("gtp2", "/no/such/folder", "a/b/c", "~/nothing", "n" * 300):
@@ -287,11 +285,12 @@ def test_names_that_are_no_model(tmp_path, monkeypatch):
         assert "gpt2-medium" in message and f"init_from={name}" in message
     (tmp_path / "weights.safetensors").write_bytes(b"")
     assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
+    shutil.copytree(saved / "single", "gpt2")  # a folder comes first, as in transformers
+    assert load_pretrained("gpt2")[0] == "llama"
 
 
-def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
-    """No network: one line that says what to do instead, at once; what was downloaded before is
-    still there."""
+def test_the_hub_out_of_reach(monkeypatch, tmp_path):
+    """No network: one line that says what to do instead, at once."""
     import huggingface_hub
 
     unreachable = OSError("no network in tests")
@@ -301,33 +300,30 @@ def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
     message = refused(load_pretrained, "some-body/llama-not-there")
     assert "huggingface.co/some-body/llama-not-there" in message and "give its folder" in message
 
-    def earlier(name, local_files_only, **kwargs):
-        return str(local_files_only and saved / "single")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", earlier)
-    assert load_pretrained("gpt2-medium")[0] == "llama"
-
-
-def test_the_hub(saved, monkeypatch):
+def test_the_hub(saved, monkeypatch, tmp_path):
     """gpt2-xl is openai-community/gpt2-xl; of a repository nothing but safetensors, config and
-    tokenizer is fetched."""
+    tokenizer is fetched, and without a network it is found again."""
     import huggingface_hub
 
-    asked = {}
-
-    def model_info(self, name, timeout):
-        assert name == "openai-community/gpt2-xl" and timeout <= 10
-        return SimpleNamespace(sha="abc")
-
-    def download(name, **kwargs):
-        asked.update(kwargs, name=name)
-        return str(saved / "shards")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert load_pretrained("gpt2-xl")[0] == "llama"
-    assert asked["name"] == "openai-community/gpt2-xl" and asked["revision"] == "abc"
     wanted = [CONFIG, WEIGHTS, INDEX, "model-00001-of-00002.safetensors", "tokenizer.json"]
     others = ["pytorch_model.bin", "model.pt", "onnx/model.onnx", "consolidated.safetensors"]
-    patterns = asked["allow_patterns"]
-    assert wanted == [n for n in wanted + others if any(fnmatch(n, p) for p in patterns)]
+    stored = [huggingface_hub.RepoFile(path=name, size=1, oid="") for name in wanted + others]
+    name = "openai-community/gpt2-xl"
+    snapshot = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / ("a" * 40)
+    shutil.copytree(saved / "single", snapshot)
+    for empty in wanted[2:]:
+        (snapshot / empty).touch()
+
+    api = huggingface_hub.HfApi
+    info = Mock(return_value=SimpleNamespace(sha=snapshot.name))
+    download = Mock()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(api, "model_info", info)
+    monkeypatch.setattr(api, "list_repo_tree", Mock(return_value=stored))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.hf_hub_download", download)
+    assert load_pretrained("gpt2-xl")[0] == "llama"
+    assert {call.kwargs["filename"] for call in download.mock_calls} == {*wanted}
+    assert info.mock_calls[0].args == (name,) and info.mock_calls[0].kwargs["timeout"] <= 10
+    info.side_effect = OSError("no network in tests")
+    assert hf.fetch.__wrapped__(name) == snapshot
