@@ -81,10 +81,6 @@ def test_the_samples_of_a_source_are_its_own_order_without_replacement():
         assert len(set(epoch.tolist())) == len(epoch)
 
 
-def state_of(out_dir):
-    return checkpoint.read(checkpoint.find(out_dir))[0]
-
-
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory):
     """Three sets in bytes, of different lengths, and one in characters."""
@@ -152,7 +148,7 @@ def test_the_best_loss_is_of_the_data_that_are_trained_on(sets, tmp_path):
     mix.main(run)
     more = ("--dataset=c", "--init_from=resume", "--allow_data_change", "--max_iters=3")
     mix.main([*run, *more, "--learning_rate=1e-9", "--min_lr=1e-9"])
-    state = state_of(tmp_path / "run")
+    state = checkpoint.read(checkpoint.find(tmp_path / "run"))[0]
     best = (state["best_step"], state["best_val_loss"])
     assert best in losses(tmp_path / "run", "val_loss")[2:]
 
@@ -193,17 +189,15 @@ def test_train_names_this_command(sets, tmp_path):
     assert f"run python -m extras.mix {' '.join(resume)}" in message(train.main, resume)
 
 
-NAMES = ("accuracy", "exact")
-
-
 def test_columns_are_means_by_weight():
     """A measure is a mean over the datasets that have it."""
     text = batch_sums(list(map(torch.tensor, [1.0, 1.0])), [(5, 5)] * 2)
     a = batch_sums([torch.tensor([3.0, 2, 1]), torch.tensor([5.0, 2, 1])] * 2, [(4, 2)] * 4)
     b = batch_sums([torch.tensor([2.0, 9, 3])] * 3, [(10, 4)] * 3)
+    measures = ("accuracy", "exact")
     sources = [
         SimpleNamespace(name=name, bits_per_byte=2.0, splits={"val": SimpleNamespace(measures=of)})
-        for name, of in (("text", ()), ("a", NAMES), ("b", NAMES))
+        for name, of in (("text", ()), ("a", measures), ("b", measures))
     ]
     found = [{"train": sums, "val": sums} for sums in (text, a, b)]
     row = mix.mixed_row(sources, [0.5, 0.3, 0.2], found)
