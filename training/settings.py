@@ -346,7 +346,7 @@ def first_state(given, fingerprint):
         raise UserError(what, given.folder, fix)
     if changed:  # losses on the old data cannot be compared with new ones
         state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
-        state |= {"samples": None, "counted": None, "data": fingerprint, "order": ORDER}
+        state |= {"data": fingerprint, "order": ORDER}
     return state
 
 
