@@ -65,6 +65,9 @@ def test_memory_is_what_the_forward_pass_keeps(planned):
     c = configure(values, as_variant=True)
     wanted = 16 * closed_form.parameters(c) + saved_bytes(make(c), 16, 16)
     assert step_times.Probe(values).memory_bytes == pytest.approx(wanted, rel=0.03)
+    half = step_times.Probe(values | {"dtype": "bfloat16"})  # whose states are float32 all the same
+    bytes = step_times.row_of("swiglu", values, half, [1.0], None)["kv_bytes_per_token"]
+    assert bytes == closed_form.kv_bytes_per_token(c)
 
 
 def test_an_arm_is_timed_by_steps_of_a_real_run(planned, out, tmp_path, monkeypatch):
@@ -158,9 +161,7 @@ def test_times_of_a_busy_machine_are_replaced_once_it_is_quiet(planned, out, qui
     monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: False)
     assert not step_times.time_sweep(plan)
     monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: True)
-    assert {row["arm"] for row in step_times.time_sweep(plan)} == {
-        "base",
-        "base again",
-        "swiglu",
-        "crash",
-    }
+    assert {row["arm"] for row in step_times.time_sweep(plan)} == plan.arms.keys()
+    bytes = '"kv_bytes_per_token": '  # written before all were in float32
+    (out / "costs.jsonl").write_text(rows.replace(bytes, bytes + "9"))
+    assert len(step_times.time_sweep(plan)) == len(plan.arms)
