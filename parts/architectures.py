@@ -193,6 +193,8 @@ def without_effect(values):
     has_rmsnorm = values.get("qk_norm", "none") != "none" or any(mixer.normed for mixer in mixers)
     if has_rmsnorm and "norm_eps" in unread:
         unread.remove("norm_eps")  # RMSNorms within the mixers read it
+    if "embed_norm" in values and values.get("norm") == "none":
+        unread.append("embed_norm")
     return unread
 
 
