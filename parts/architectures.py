@@ -135,7 +135,7 @@ ARCH = {
         moe_balance="bias",
         norm_eps=1e-6,
     ),
-    "qwen3-next": dict(  # with as many heads of values as of keys
+    "qwen3-next": dict(  # with as many heads of values as of keys; its keys and heads are wider
         EXPERTS,
         mixer=last_layers("gated_delta", "gated_delta", "gated_delta", "attention"),
         n_kv_head=shared_by(8),
