@@ -221,6 +221,10 @@ def read_config(argv, usage, own=None, program="train.py"):
     model = model_values(values)
     if folder is not None or init_from == "scratch":
         check_model(model)
+    if config.activation_checkpointing and model.get("norm") == "batchnorm":
+        what = "activation_checkpointing would count each batch twice in batchnorm's running means"
+        fix = "give --activation_checkpointing=False, or choose another norm"
+        raise UserError(what, "norm=batchnorm", fix)
     own_values = asdict(build(own, values)) if own else {}
     return Settings(config, model, folder, tokenizer, state, given, own_values, program)
 

@@ -70,6 +70,9 @@ def test_memory_is_what_the_forward_pass_keeps(planned):
     weight = weakref.ref(probe.run.model.wte.weight)
     del probe
     assert weight() is None  # nothing of the step holds the model
+    half = step_times.Probe(values | {"dtype": "bfloat16"})  # whose states are float32 all the same
+    bytes = step_times.row_of("swiglu", values, half, [1.0], None)["kv_bytes_per_token"]
+    assert bytes == closed_form.kv_bytes_per_token(c)
 
 
 def test_an_arm_is_timed_by_steps_of_a_real_run(planned, out, tmp_path, monkeypatch):
@@ -163,4 +166,6 @@ def test_times_of_a_busy_machine_are_replaced_once_it_is_quiet(planned, out, qui
     monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: False)
     assert not step_times.time_sweep(plan)
     monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: True)
-    assert {row["arm"] for row in step_times.time_sweep(plan)} == set(plan.arms)
+    assert {row["arm"] for row in step_times.time_sweep(plan)} == plan.arms.keys()
+    (out / "costs.jsonl").write_text(rows.replace('_per_token": ', '_per_token": 9'))
+    assert len(step_times.time_sweep(plan)) == len(plan.arms)

@@ -147,6 +147,7 @@ def made_up_times(arms, threads, rounds=None, tries=1):
     for name, values in arms.items():
         model = configure(values, as_variant=True)
         row = {"arm": name, "parameters": costs.parameters(model), "threads": threads}
+        row["kv_bytes_per_token"] = costs.kv_bytes_per_token(model)
         row |= {"milliseconds_per_step": {"median": 1.0}, "step_ratio": None}
         rows.append(row | {"quiet": True, "disturbed": ""})
     return rows, {}
