@@ -180,7 +180,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
         scaler=torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16"),
         step=state["step"],
         state=state,
-        saved_config=saved_config | {"versions": versions()},
+        saved_config=saved_config | {"versions": versions(runtime.device)},
         score=scoring or score,
         program=settings.program,
     )

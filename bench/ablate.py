@@ -132,10 +132,11 @@ def ablate(*config_files, **keys):
 
         ablate("config/ablate_shakespeare.py", workers=2, out_dir="out-shakespeare")
 
-    Raises UserError for a mistake; a run that fails is a row with this status."""
+    Raises UserError for a mistake. A failed run is a row with this status. None in a dry run."""
     options = [f"--{key}={value}" for key, value in keys.items()]
     _, sweeps = run_all([*config_files, *options])
-    return rows.load([sweep.out for sweep in sweeps])
+    begun = [sweep.out for sweep in sweeps if sweep.lock]
+    return rows.load(begun) if begun else None
 
 
 def run_all(argv, trainer=runs.TRAINER):

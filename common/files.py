@@ -85,6 +85,17 @@ def write(path, data):
         raise Failure(f"cannot write: {error.strerror}", path, remedy(error)) from error
 
 
+def check_picture(path, writers):
+    """Raise UserError unless a PNG can be written to `path`, over none but what `writers` drew."""
+    path = Path(path)
+    if path.suffix != ".png" or not path.parent.is_dir():
+        raise UserError("no folder, or no PNG", f"out={path}", "name a PNG in a folder that exists")
+    head = path.read_bytes()[:4096] if path.is_file() else b""
+    if os.path.lexists(path) and not any(writer.encode() in head for writer in writers):
+        fix = "move it away, or choose another name with --out=NAME.png"
+        raise UserError(f"this file was not written by {writers[0]}", f"out={path}", fix)
+
+
 def no_link(path, flags):
     """Open a file for open(opener=no_link), which raises OSError if a link has this name: behind a
     link that came with a folder is a file of somebody else."""

@@ -322,19 +322,19 @@ def cpu_name():
     return platform.processor() or platform.machine()
 
 
-def versions():
-    """The versions and the hardware that a run's results depend on."""
+def versions(device):
+    """The versions and the hardware that the results of a run on this device depend on."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # no git here
         done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, timeout=10)
         commit = done.stdout.strip()
-    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
+    on_gpu = device.startswith("cuda") and torch.cuda.is_available()  # not on a login node
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "git_commit": commit or None,
-        "hardware": hardware,
+        "hardware": torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
         "cpus": os.cpu_count(),
     }

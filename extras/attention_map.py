@@ -2,7 +2,8 @@
 python -m extras.attention_map RUN --start="First Citizen:" [--layer=0] [--out=map.png]
 
 Draw how much each token of a prompt attends to each earlier one, in every head of a layer. RUN is a
-run folder, or pretrained weights as in sample.py --init_from.
+run folder, or pretrained weights as in sample.py --init_from. A file at OUT that this command did
+not write is never replaced.
 
 Attention is linear in its values: with unit vectors as values, its output is the weights. They are
 therefore read from the model itself, with its positions, masks, caps and shared heads; no second
@@ -14,7 +15,6 @@ import io
 import math
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 from common import early
 from common.errors import UserError, printable, run
@@ -26,12 +26,14 @@ import torch
 from torch.nn import functional as F
 
 from common.configurator import NonNegativeInt, PathName, build, load
-from common.files import write
+from common.files import check_picture, write
 from parts.part import ShortConv
 from sample import check_context, choose_device, open_weights
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_prompts
 from sampling.settings import SampleConfig
+
+WRITER = "extras/attention_map.py"  # in our pictures: who drew them
 
 
 @dataclass
@@ -139,17 +141,8 @@ def picture(weights, labels, title):
         figure.colorbar(image, ax=figure.axes, location="top", aspect=40, label="weight")
         dpi = max(60, min(130, 8000 / max(figure.get_size_inches())))
         file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=dpi)
+        figure.savefig(file, format="png", dpi=dpi, metadata={"Software": WRITER})
     return file.getvalue()
-
-
-def check_path(path):
-    """Raise UserError if no picture can be written to `path`. Called before a model is loaded."""
-    path = Path(path)
-    usable = path.suffix == ".png" and (path.is_file() or not path.exists())
-    if not path.parent.is_dir() or not usable:
-        fix = "give the name of a PNG file in a folder that exists"
-        raise UserError("no picture can be written here", f"out={path}", fix)
 
 
 def read(argv):
@@ -167,7 +160,7 @@ def main(argv):
     text, *others = read_prompts(config.start, config.prompts)
     if others:
         raise UserError("one prompt is drawn", f"prompts={config.prompts}", "give it with --start")
-    check_path(settings.out)
+    check_picture(settings.out, [WRITER])
     device, dtype = choose_device(config)
     model, tokenizer, what = open_weights(name, config.checkpoint, device)
     note(what)

@@ -98,12 +98,10 @@ def read_run(folder, name):
     evaluations = evaluations.sort_values("step")
     evaluations["tokens"] = evaluations["step"] * step_tokens
     evaluations["final"] = evaluations["whole_val_loss"].fillna(evaluations["val_loss"])
-    scale = evaluations["final"] / evaluations["val_loss"]  # the logged bits are of val_loss
-    evaluations["final_bits"] = evaluations["bits_per_byte"] * scale
     last_step = 0 if log.empty else int(log["step"].max())
     remarks = []
     if state.get("bits_of") != BITS_OF and has_end_tokens(newest):
-        evaluations[["bits_per_byte", "final_bits"]] = math.nan
+        evaluations["bits_per_byte"] = math.nan
         remarks.append(f"{name} has no bits per byte: its log counts end tokens as text.")
     if (folder / "diverged.json").exists():
         remarks.append(f"{name} diverged after step {last_step:,}.")
@@ -170,7 +168,7 @@ def texts_of_losses(runs):
     if all((made.evaluations["final"] == made.evaluations["val_loss"]).all() for made in runs):
         return []
     whole = "final is of the whole validation split where a run ended by scoring it"
-    return [f"{whole}, best of the tokens that each of its evaluations scored."]
+    return [f"{whole}, best and bits/byte of the tokens that each of its evaluations scored."]
 
 
 def safe(text):
@@ -187,7 +185,7 @@ def tables(runs):
         cells = [
             number(last.get("final"), ".4f"),
             number(made.evaluations["val_loss"].min(), ".4f"),
-            number(last.get("final_bits"), ".4f"),
+            number(last.get("bits_per_byte"), ".4f"),
             number(made.parameters / 1e6, ".2f") + " M",
             number(last.get("seconds"), ",.0f"),
             number(made.tokens_per_second, ",.0f"),
@@ -199,7 +197,7 @@ def tables(runs):
     for name in keys.columns:
         differences.add_column(safe(name))
     for key, values in keys.iterrows():
-        cells = ["" if pd.isna(value) is True else str(value) for value in values]
+        cells = ["" if value != value else str(value) for value in values]  # NaN: no such key
         differences.add_row(safe(key), *map(safe, cells))
     return [costs, differences] if len(keys) else [costs]
 
@@ -222,16 +220,7 @@ def figure_of(runs, measure):
 
 def write_picture(figure, path):
     """Draw into a PNG. Raises UserError if a file is there that this command did not write."""
-    path = Path(path)
-    if path.suffix != ".png":
-        raise UserError("the picture is a PNG", f"out={path}", "write --out=compare.png")
-    if not path.parent.is_dir():
-        raise UserError("no such folder", path.parent, "make it, or choose another --out")
-    head = path.read_bytes()[:4096] if path.is_file() else b""
-    ours = any(writer.encode() in head for writer in WRITERS)
-    if os.path.lexists(path) and not ours:
-        fix = "move it away, or choose another name with --out=NAME.png"
-        raise UserError("this file was not written by compare.py", path, fix)
+    files.check_picture(path, WRITERS)
     with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3}):
         figure.savefig(path, dpi=110, metadata={"Software": WRITER})
 

@@ -28,7 +28,7 @@ from common.runtime import set_up
 from parts.architectures import configure
 from parts.slots import ROPE_SCALING
 from tokens.batches import Text
-from tokens.data import open_split
+from tokens.data import open_split, same_tokens
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
 
@@ -79,7 +79,7 @@ def tokens_of(data, tokenizer, block_size):
     split = None if "," in data.name else open_split(data, "val", block_size)
     if not isinstance(split, Text):
         raise UserError("this is no single text", data, "give runs of one text")
-    if load_tokenizer(data, load_meta(data)).to_json() != tokenizer.to_json():
+    if not same_tokens(load_tokenizer(data, load_meta(data)), tokenizer):
         raise UserError("this dataset has other tokens than the model", data, "prepare it again")
     return split.tokens
 

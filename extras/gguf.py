@@ -14,6 +14,7 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 
 from common.configurator import PathName, build, load
 from common.errors import UserError, run
+from sampling.prompts import note
 from tokens.tokenizer import GPT2, GPT4
 from weights import families
 from weights.export import export_run
@@ -45,10 +46,21 @@ def interleaved(t, heads):
     return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
-def write(path, config, tensors, tokenizer, card="", kind="F32"):
+def export(path, config, tensors, tokenizer, card):
+    """Write a model with the title and table of its card, whose code is not for llama.cpp. A note
+    says which prompts llama.cpp would not finish reading."""
+    table = card.split("---\n\n", 1)[1].split("```python")[0].strip()
+    write(path, config, tensors, tokenizer, about=table)
+    chars = tokenizer.to_json().get("chars", "")
+    if not chars.isascii() or 0 < len(chars) < config["vocab_size"]:
+        what = "llama.cpp may never finish reading a prompt with a character that the model lacks"
+        note(f"{what}: keep to its own {len(chars)}")
+
+
+def write(path, config, tensors, tokenizer, kind="F32", about=""):
     """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, our
-    tokenizer, and the text of a model card. kind: F32, F16 or Q8_0, the format of the matrices.
-    Raises UserError for a part that llama.cpp's model does not have."""
+    tokenizer, the format of the matrices, F32, F16 or Q8_0, and a text about it. Raises
+    UserError for a part that llama.cpp's model does not have."""
     import gguf
 
     name = config["model_type"]
@@ -59,7 +71,7 @@ def write(path, config, tensors, tokenizer, card="", kind="F32"):
     writer = gguf.GGUFWriter(path, name)
     write_sizes(writer, config)
     file_type = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
-    writer.add_description(card)
+    writer.add_description(about)
     writer.add_file_type(gguf.LlamaFileType[file_type])
     write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
     write_weights(gguf, writer, config, tensors, gguf.GGMLQuantizationType[kind])
@@ -115,7 +127,8 @@ def write_weights(gguf, writer, config, tensors, kind):
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     """Write byte-pair encoding as GGUF's "gpt2", and characters and bytes as its "rwkv". "rwkv"
     takes the longest token that matches the text, so it reads each character as its one token, and
-    an unknown one as ? if there is one. Raises UserError for a pattern that GGUF has no name for:
+    each byte of an unknown one as ? if there is one. It never ends where an unknown one begins with
+    the first byte of a longer token. Raises UserError for a pattern that GGUF has no name for:
     llama.cpp could not read a text with it."""
     data = tokenizer.to_json()
     special = {}
@@ -177,7 +190,7 @@ def read(argv):
 
 def main(argv):
     config, out_dir = read(argv)
-    export_run(out_dir, config.checkpoint, config.dest, write, FAMILIES)
+    export_run(out_dir, config.checkpoint, config.dest, export, FAMILIES)
     print(f"write with it, in llama.cpp:\nllama-cli -m {shlex.quote(config.dest)}")
 
 

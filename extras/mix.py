@@ -83,9 +83,7 @@ def make_run(settings, runtime):
         raise UserError("a mixture scores its validation splits", "split", fix)
     shares = MixConfig(**settings.own)
     open_data = functools.partial(open_mixture, shares=shares)
-    run = train.make_run(settings, runtime, open_data=open_data, scoring=score)
-    run.data.counted(run)
-    return run
+    return train.make_run(settings, runtime, open_data=open_data, scoring=score)
 
 
 # ---------------------------------------------------------------- the datasets
@@ -188,20 +186,6 @@ class Mixture:
         texts = [f"{source.epochs(samples * weight)} of {source.name}" for source, weight in parts]
         return ", ".join(texts)
 
-    def counted(self, run):
-        """{name: number of samples drawn so far}, which a run keeps in its state. They are counted
-        on from the step at which it counted last, since a resumed run may have other weights."""
-        state = run.state
-        counted = state.get("counted")
-        begin = (state["step"] if counted is None else counted) * run.step_samples
-        drawn = self.batches.drawn(begin, run.step * run.step_samples - begin)
-        samples = dict(state.get("samples") or {})
-        for source, count in zip(self.sources, drawn, strict=True):
-            samples[source.name] = samples.get(source.name, 0) + count
-        state["samples"] = samples
-        state["counted"] = run.step
-        return samples
-
 
 # ---------------------------------------------------------------- the order of the samples
 
@@ -243,10 +227,6 @@ class MixedBatches:
         within = np.bincount(self.sources_of(block)[:k], minlength=len(self.orders))
         return block * self.shares + within
 
-    def drawn(self, first, count):
-        """[number of samples of each source] among the samples first .. first + count - 1."""
-        return (self.counts(first + count) - self.counts(first)).tolist()
-
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size)
         int64."""
@@ -272,7 +252,6 @@ def score(run, stop=None):
             return None
         found.append(sums)
     row = {"step": run.step} | mixed_row(run.data.sources, run.data.weights, found)
-    row["samples"] = run.data.counted(run)
     return row | {"seconds": run.state["seconds"]}
 
 

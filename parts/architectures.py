@@ -135,7 +135,7 @@ ARCH = {
         moe_balance="bias",
         norm_eps=1e-6,
     ),
-    "qwen3-next": dict(  # with as many heads of values as of keys
+    "qwen3-next": dict(  # with as many heads of values as of keys; its keys and heads are wider
         EXPERTS,
         mixer=last_layers("gated_delta", "gated_delta", "gated_delta", "attention"),
         n_kv_head=shared_by(8),
@@ -193,6 +193,8 @@ def without_effect(values):
     has_rmsnorm = values.get("qk_norm", "none") != "none" or any(mixer.normed for mixer in mixers)
     if has_rmsnorm and "norm_eps" in unread:
         unread.remove("norm_eps")  # RMSNorms within the mixers read it
+    if "embed_norm" in values and values.get("norm") == "none":
+        unread.append("embed_norm")
     return unread
 
 

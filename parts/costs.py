@@ -120,17 +120,17 @@ def training_flops_per_token(c, T):
     return 3 * flops_per_token(c, T)
 
 
-def kv_bytes(c, T, bytes=4):
-    """Bytes of keys and values, or of other states, after T tokens of one sequence."""
+def kv_bytes(c, T):
+    """Bytes of keys and values, or of other states, after T tokens of one sequence, in float32."""
     model = without_numbers(c)
     held = model.embed.held(T)
     held += sum(conv.held(T) for conv in short_convs(model))
-    return bytes * (held + sum(block.attn.held(T) for block in model.blocks))
+    return 4 * (held + sum(block.attn.held(T) for block in model.blocks))
 
 
-def kv_bytes_per_token(c, bytes=4):
+def kv_bytes_per_token(c):
     """Bytes per token of a full context: fewer with windows and with states of a fixed size."""
-    return kv_bytes(c, c.block_size, bytes) / c.block_size
+    return kv_bytes(c, c.block_size) / c.block_size
 
 
 def match(c, base, what="params"):

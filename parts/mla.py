@@ -15,6 +15,11 @@ from parts.norm import RMSNorm
 from parts.part import Linear, Mixer, head_width, linear, refuse, weight_dropout
 
 
+def key_width(config):
+    """R, the width of the key that all heads share."""
+    return config.rope_head_dim or 2 * max(1, head_width(config) // 4)
+
+
 class LatentAttention(Mixer):
     """Attention whose keys and values are made of one short vector per token, c = norm(x W_d), the
     latent: k_h = [c W_k,h ; r] and v_h = c W_v,h, q_h = x W_q,h. r = x W_r is a key that all heads
@@ -32,9 +37,13 @@ class LatentAttention(Mixer):
 
     @classmethod
     def check(cls, config):
-        width = config.rope_head_dim
-        odd = config.position == "rope" and (width or 2) % 2
-        refuse(odd, f"rope rotates pairs, and rope_head_dim={width} is odd: make it even")
+        R = key_width(config)
+        pairs = int(config.rope_fraction * R / 2)
+        refuse(
+            config.position == "rope" and (R % 2 or pairs == 0),
+            f"rope rotates pairs, and rope_head_dim={R} with rope_fraction={config.rope_fraction} "
+            "leaves an odd number of features, or none: make it even, or rope_fraction larger",
+        )
 
     def __init__(self, config, layer):
         super().__init__()
@@ -45,7 +54,7 @@ class LatentAttention(Mixer):
         self.n_head = H
         self.width = D
         self.rank = config.latent_rank or max(1, C // 4)
-        self.turned = config.rope_head_dim or 2 * max(1, D // 4)
+        self.turned = key_width(config)
         self.wq = linear(C, H * (D + self.turned), config)
         self.wd = linear(C, self.rank + self.turned, config)
         self.latent_norm = RMSNorm(self.rank, config)

@@ -33,6 +33,7 @@ class FeedForward(Part):
 class PlainMLP(FeedForward):
     """down(act(up(x))), mlp_width or 4C wide."""
 
+    reads = ("mlp_width",)
     act = None  # the activation
 
     @classmethod
@@ -61,7 +62,7 @@ class GatedMLP(PlainMLP):
     """down(act(gate(x)) * up(x)), mlp_width or two thirds of 4C wide (rounded up to multiple_of),
     so that three matrices cost what two did."""
 
-    reads = ("multiple_of", "ffn_dim_multiplier")
+    reads = ("mlp_width", "multiple_of", "ffn_dim_multiplier")
 
     @classmethod
     def width_of(cls, config):

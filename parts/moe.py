@@ -52,6 +52,7 @@ class MoE(FeedForward):
 
     paper = "Mixtral, arXiv:2401.04088"
     reads = (
+        "mlp_width",
         "multiple_of",
         "ffn_dim_multiplier",
         "n_experts",

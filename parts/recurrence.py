@@ -63,8 +63,8 @@ class StateMixer(Mixer):
         return F.silu(self.conv(qkv, cache)).split(self.widths, dim=-1)
 
     def scan(self, cache, *inputs):
-        """The values that the T tokens of the inputs (B, T, ...) read from the state, (B, T, H, P),
-        in float32 at least.
+        """The values that the T tokens of the inputs (B, T, ...) read from the state, (B, T, H, P).
+        States are in float32 at least; autocast may multiply in less.
 
         The chunked form reads them in training, and a prompt; the recurrent form a single token,
         and the last tokens of a prompt, if the cache must be able to forget these.
@@ -108,8 +108,8 @@ class StateMixer(Mixer):
 class Decay(Part):
     """dt = softplus(a + bias) and log alpha = -exp(log_rate) dt, with one rate and bias per head.
 
-    They start as in the code of Mamba-2, which the code of the gated delta rule follows: rates
-    uniform in 1 .. 16, and dt, where a = 0, in 0.001 .. 0.1, uniform in its logarithm.
+    They start as in the code of Mamba-2: rates uniform in 1 .. 16, and dt, where a = 0, in
+    0.001 .. 0.1, uniform in its logarithm.
     """
 
     def __init__(self, heads):

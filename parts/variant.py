@@ -176,6 +176,11 @@ class VariantConfig:
             f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} leaves an "
             "odd number of features, or none",
         )
+        refuse(
+            "yarn" in self.rope_scaling and self.rope_theta == 1,
+            f"rope_scaling={self.rope_scaling} divides by the logarithm of rope_theta=1: choose a "
+            "larger rope_theta",
+        )
 
     def check_words(self):
         """Refuse words that contradict each other, or change nothing."""

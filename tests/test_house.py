@@ -48,13 +48,8 @@ def imported_modules(path):
 
 
 def test_five_scripts_at_the_root():
-    assert {path.name for path in ROOT.glob("*.py")} == {
-        "model.py",
-        "model_llama.py",
-        "train.py",
-        "sample.py",
-        "prepare.py",
-    }
+    scripts = {"model.py", "model_llama.py", "train.py", "sample.py", "prepare.py"}
+    assert {path.name for path in ROOT.glob("*.py")} == scripts
 
 
 def test_imports_point_down():

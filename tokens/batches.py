@@ -58,6 +58,8 @@ def visits(order, size, first, count):
 class Split:
     """What Text and Pairs share: `tokens`, the ids of a split, and what an evaluation counts."""
 
+    answers_each = 1  # rows that belong together
+
     def __len__(self):
         return len(self.tokens)
 

@@ -46,7 +46,6 @@ class Pairs(Split):
 
     measures = ("accuracy", "exact")  # shares of right tokens, and of rows without a wrong one
     unit = "pairs"  # what a sample is called
-    answers_each = 1  # rows of a sample
 
     def __init__(self, tokens, mask, block_size, vocab_size=None):
         self.vocab_size = vocab_size

@@ -221,6 +221,10 @@ def read_config(argv, usage, own=None, program="train.py"):
     model = model_values(values)
     if folder is not None or init_from == "scratch":
         check_model(model)
+    if config.activation_checkpointing and model.get("norm") == "batchnorm":
+        what = "activation_checkpointing would count each batch twice in batchnorm's running means"
+        fix = "give --activation_checkpointing=False, or choose another norm"
+        raise UserError(what, "norm=batchnorm", fix)
     own_values = asdict(build(own, values)) if own else {}
     return Settings(config, model, folder, tokenizer, state, given, own_values, program)
 
@@ -346,7 +350,7 @@ def first_state(given, fingerprint):
         raise UserError(what, given.folder, fix)
     if changed:  # losses on the old data cannot be compared with new ones
         state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
-        state |= {"samples": None, "counted": None, "data": fingerprint, "order": ORDER}
+        state |= {"data": fingerprint, "order": ORDER}
     return state
 
 

@@ -22,7 +22,7 @@ def kept_bytes(run, net):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage
-        return tensor
+        return tensor.detach()  # or an output holds the step that made it, and is never freed
 
     keeping = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with run.runtime.autocast(), keeping:

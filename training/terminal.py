@@ -373,7 +373,8 @@ def explain(error, run):
         return Failure(text, good, "nothing of this step was kept; try a lower learning_rate")
 
     if is_out_of_memory(error):
-        smaller = [n for n in range(1, config.batch_size) if config.batch_size % n == 0]
+        each = run.data.splits["train"].answers_each
+        smaller = [n for n in range(each, config.batch_size, each) if config.batch_size % n == 0]
         fix = "choose a smaller block_size or model, or --activation_checkpointing"
         if smaller:
             steps = config.gradient_accumulation_steps * config.batch_size // smaller[-1]

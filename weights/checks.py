@@ -50,7 +50,6 @@ class State:
     bits_of: str | None = None  # what the bytes are of; None: end tokens counted too
     order: str | None = None  # how the training samples are ordered; None: before it was stored
     evaluated: NonNegativeInt | None = None  # the step that was evaluated last
-    samples: dict | None = None  # {dataset: number of samples drawn}
     scaler: dict | None = None  # {name: number}
     wandb_id: str | None = None
 

@@ -141,8 +141,9 @@ def list_arms(config, base):
     for word in designs:
         arms += DESIGN[word](config, base)
     arms.append(Arm("base again", {}, replicate=True))
+    arms += curve(config, base)
     check_names(arms, config)
-    return arms + curve(config, base)
+    return arms
 
 
 def curve(config, base):
@@ -181,7 +182,7 @@ def check_names(arms, config):
     for name, count in Counter(arm.name for arm in arms).items():
         if count > 1:
             raise UserError(f"two arms are called {name}", where, "give each its own name")
-    if all(arm.replicate or arm.name == BASE for arm in arms):
+    if all(arm.replicate or arm.curve or arm.name == BASE for arm in arms):
         raise UserError("no arms", where, "name some changes")
 
 

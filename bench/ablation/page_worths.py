@@ -17,6 +17,8 @@ WORDS = {"muon": "Muon", "adamw": "AdamW", "gpt2": "GPT-2", "llama": "LLaMA"}
 WORDS |= {"python": "Python", "byte": "bytes", "bpe1024": "BPE"}
 TEXTS = {"python_source": "python"}  # a dataset whose name is not the name of its text
 BEYOND = {-1: "<", 0: "", 1: ">"}
+COLUMNS = ["part", "setting", "planned", "base", "text", "optimizer", "runs"]
+COLUMNS += ["worth", "low", "high", "beyond", "step_time", "kv_cache"]
 
 
 def table(page):
@@ -24,7 +26,7 @@ def table(page):
     rows = [of_sweep(found) for part in page.parts for found in part.estimates if found.bar()]
     measured = {each.name: each for each in page.planned}
     rows += [of_planned(measured[found.setting], found) for found in page.worths]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def of_sweep(found):

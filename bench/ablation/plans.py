@@ -9,8 +9,10 @@ from common import files
 from common.errors import UserError
 from tokens.data import BITS_OF
 
-# Folders whose plans agree in these keys, data and common arms hold runs of one sweep.
-SHARED = ("code_hash", "base", "base_values", "max_iters", "screening")
+# Folders whose plans agree in these keys, setting and common arms hold runs of one sweep.
+SHARED = ("code_hash", "base", "max_iters", "screening")
+# What changes no result, or (bits per byte) was computed otherwise in earlier plans.
+MAY_DIFFER = (*identity.NOT_HASHED, "bits_per_byte", "bits_of")
 HASHES = ("code_hash", "config_hash")
 OF_AN_ARM = (*HASHES, "against")
 
@@ -69,9 +71,7 @@ def complete(content, path="sweep.json"):
 def filled(content, kinds):
     """A dictionary with an empty value for each key that it lacks. Raises TypeError for a value of
     another type."""
-    empty = {}
-    for key, kind in kinds.items():
-        empty[key] = None if isinstance(None, kind) else kind()
+    empty = {key: None if isinstance(None, kind) else kind() for key, kind in kinds.items()}
     if not fits(empty | content, kinds):
         raise TypeError
     return empty | content
@@ -145,9 +145,7 @@ def ids_within(first, paths, content, path):
     without = [with_ids(each, dict.fromkeys(codes(each), "")) for each in (first, content)]
     if codes(first) == codes(content) or not is_same(*without):
         return {}
-    others = []
-    for other in paths:
-        others += identity.stored(other)
+    others = [line for other in paths for line in identity.stored(other)]
     return identity.same_ids(identity.stored(path), others)
 
 
@@ -175,7 +173,7 @@ def join(first, content, ids):
 
 def is_same(plan, other):
     """Whether the runs of two plans belong to one sweep."""
-    if any(plan.get(key) != other.get(key) for key in SHARED) or data_of(plan) != data_of(other):
+    if any(plan.get(key) != other.get(key) for key in SHARED) or setting(plan) != setting(other):
         return False
     for arm in plan["arms"].keys() & other["arms"].keys():
         facts = plan["arms"][arm]
@@ -185,9 +183,10 @@ def is_same(plan, other):
     return True
 
 
-def data_of(plan):
-    """The facts of a plan's data, without the factor to bits per byte: earlier ones differ."""
-    return {key: plan["data"][key] for key in plan["data"].keys() - {"bits_per_byte", "bits_of"}}
+def setting(plan):
+    """The facts of a plan's data and the keys of its base, without those that may differ."""
+    parts = (plan["data"], plan["base_values"])
+    return [{key: part[key] for key in part if key not in MAY_DIFFER} for part in parts]
 
 
 def bits_per_byte(plan):

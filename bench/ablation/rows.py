@@ -104,12 +104,14 @@ def mark_beyond_plan(lines, plan):
 
 def table(lines, plan, prices=()):
     """The DataFrame of the lines of rows.jsonl of a plan, every run once: the last line counts, but
-    a failure replaces no result, and no result a run that diverged. prices: lines of costs.jsonl,
-    for the costs of each arm."""
+    a failure replaces no result, no result a run that diverged, and no run of a machine apart a
+    run of the others. prices: lines of costs.jsonl, for the costs of each arm."""
     runs = pd.DataFrame([row_of(line, plan) for line in lines], columns=COLUMNS).astype(KINDS)
     order = runs.status.map(STATUSES.index).sort_values(kind="stable").index
-    runs = runs.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
+    runs = runs.loc[order].drop_duplicates([*RUN, "machine"], keep="last")
     runs["current"] &= ~runs.machine.isin(machines_apart(runs))
+    order = (runs.current & (runs.status != "failed")).sort_values(kind="stable").index
+    runs = runs.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
     arms = table_of_costs(prices, plan)
     arms = arms[arms.machine == arms.machine.iloc[0]] if len(arms) else arms
     return runs.merge(arms[["arm", *COSTS]], on="arm", how="left")

@@ -41,6 +41,7 @@ RESULT = ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")  # what te
 # Columns of an evaluation, and the names that they had in the logs of earlier versions.
 HALVES = {"val_loss_tune": "val_tune", "val_loss_report": "val_report"}
 COLUMN_OF = {"exact": "wrong_answers", "accuracy": "wrong_tokens"}  # {measure: column of a row}
+MEASURING = threading.Lock()  # autocast on a CPU chooses the kernel of attention for all threads
 
 
 @dataclass
@@ -186,7 +187,8 @@ def row_of(job, reason, seconds, device=None):
     row = {name: getattr(job, name) for name in [*RESULT, "out_dir"]}
     if status == "done":
         try:
-            row |= measure_trained(job, device)
+            with MEASURING:
+                row |= measure_trained(job, device)
         except Exception as error:  # the row of a run must not end the sweep
             status = "failed"
             reason = f"measuring the trained model: {type(error).__name__}: {one_line(error)}"
@@ -259,6 +261,7 @@ class Run:
         self.start()
 
     def start(self):
+        torch.cuda.empty_cache()  # the run may need what this process kept of timing and measuring
         self.resumed = make_ready(self.job)
         more = {"OMP_NUM_THREADS": str(self.job.threads), "PYTHONUNBUFFERED": "1"}
         if self.gpu is not None:

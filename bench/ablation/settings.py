@@ -63,6 +63,8 @@ class AblateConfig:
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
+        if self.screening and self.controls:
+            raise ValueError(f"controls={self.controls} is not for a screening: leave it out")
         if self.lr_grid is None:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:

@@ -224,7 +224,7 @@ def row_of(name, values, probe, steps, ratios):
         "arm": name,
         "parameters": costs.parameters(c),
         "flops_per_token": costs.flops_per_token(c, c.block_size),
-        "kv_bytes_per_token": costs.kv_bytes_per_token(c, 4 if runtime.dtype == "float32" else 2),
+        "kv_bytes_per_token": costs.kv_bytes_per_token(c),  # in float32, as states are in any run
         "milliseconds_per_step": {"median": round(1000 * float(np.median(steps)), 4)},
         "step_ratio": ratio(ratios) if compared else None,
         "peak_memory_bytes": probe.memory_bytes,
@@ -300,6 +300,7 @@ def stored_costs(sweep, patient):
             "threads": sweep.machine.threads,
             "code_hash": arm.code_hash,
             "parameters": costs.parameters(model),
+            "kv_bytes_per_token": costs.kv_bytes_per_token(model),
         }
         if facts.items() <= row.items():
             valid[arm.name] = row

@@ -310,7 +310,7 @@ def find_machine(device, workers, elsewhere):
             raise
         is_here = False
     slots = runs.worker_slots(workers, device)
-    return Machine(device, is_here, slots, versions())
+    return Machine(device, is_here, slots, versions(device))
 
 
 def settle_machine(machine, base, values):

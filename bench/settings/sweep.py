@@ -22,7 +22,7 @@ from bench.settings.run import Worker, ended
 from bench.settings.setting import Course
 from common import files
 from common.errors import UserError
-from common.runtime import StopRequest, versions
+from common.runtime import StopRequest, find_device, versions
 from tokens.token_files import is_prepared
 from training.run_folder import lock_run, read_rows
 
@@ -35,9 +35,10 @@ def main(argv, usage):
     """Measure what a command line asks for. Returns the exit status."""
     plan = plans.read(argv, usage)
     check_datasets(plan)
-    facts = versions()
-    machine = {key: facts[key] for key in FACTS}
-    courses = [Course(plan, setting, machine) for setting in plan.settings]
+    courses = []
+    for setting in plan.settings:
+        facts = versions(find_device(setting.values["device"]))
+        courses.append(Course(plan, setting, {key: facts[key] for key in FACTS}))
     with doing("checking the settings") as show:
         for course in courses:
             show(course.setting.name)

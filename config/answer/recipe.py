@@ -10,7 +10,7 @@
 question = "Which parts help a LLaMA of 0.8 M parameters together?"
 out_dir = "bench/results/answer/recipe"
 screening = True
-seeds, controls = 4, 8
+seeds, controls = 4, None
 qk_norm = "head"
 
 arms = {

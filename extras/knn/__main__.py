@@ -36,7 +36,7 @@ from extras.knn.datastore import (
 from sample import Opened, build_config, fit_prompts, write_all
 from sampling.prompts import note, read_prompts
 from sampling.settings import SampleConfig
-from tokens.data import open_split
+from tokens.data import open_split, same_tokens
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
 
@@ -74,7 +74,7 @@ def open_both(name, config):
     step = checkpoint.step_of(folder)
     model, tokenizer, trained, _ = checkpoint.open_run(name, step, runtime.device)
     data = Path(config.data_dir) / (config.dataset or trained["dataset"])
-    if load_tokenizer(data, load_meta(data)).to_json() != tokenizer.to_json():
+    if not same_tokens(load_tokenizer(data, load_meta(data)), tokenizer):
         fix = f"prepare it with --tokenizer={name}"
         raise UserError("this dataset has other tokens than the model", data, fix)
     return model, identity(folder), data, runtime

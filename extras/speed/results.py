@@ -17,7 +17,7 @@ import torch
 from bench.ablation.step_times import turns
 from common import files
 from common.configurator import Range
-from common.runtime import cpu_name, versions
+from common.runtime import versions
 
 Rounds = Annotated[int, Range(least=2)]  # an interval needs two
 
@@ -62,17 +62,13 @@ def record(kind, measured, device, command, threads=None):
     """Append {"name", "about", "rows"}, a measurement of a kind (train, decode, ...), with the
     facts that it depends on, to speed.jsonl. A row is {column: text, number, list of numbers (one
     of each round), ratio, or None (not measured)}; "what" comes first. Returns the line."""
-    facts = versions()
-    hardware = cpu_name()
-    if device.startswith("cuda"):
-        hardware = facts["hardware"]
-        threads = None
+    facts = versions(device)
     line = {
         "kind": kind,
         **measured,
-        "hardware": hardware,
+        "hardware": facts["hardware"],
         "device": device.split(":")[0],
-        "threads": threads,
+        "threads": None if device.startswith("cuda") else threads,
         "torch": facts["torch"],
         "commit": facts["git_commit"],
         "command": command,

@@ -52,7 +52,7 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
         assert row["curve"][-1][:2] == [4, row["final_val_loss"]]
         assert row["final_tune"] + 0.2 == pytest.approx(row["final_report"])
         assert row["blocks"] == pytest.approx([row["final_val_loss"], row["final_val_loss"] + 0.2])
-        assert row["git_commit"] == "abc" and row["hardware"] == versions()["hardware"]
+        assert row["git_commit"] == "abc" and row["hardware"] == versions("cpu")["hardware"]
     assert len({keys["seed"] for keys in given}) == len(done)
 
     plan = plans.plan(out)
@@ -185,7 +185,7 @@ def test_a_second_driver_on_a_folder_is_refused(drive, out, capsys):
     assert not (out / "sweep.json").exists() and "timing" not in capsys.readouterr().out
 
 
-def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys, monkeypatch):
+def test_a_dry_run_tells_and_writes_nothing(drive, data_dir, out, capsys, monkeypatch):
     def time_arms(*arguments):
         rows, failed = made_up_times(*arguments)
         return [row | {"quiet": False, "disturbed": "others work"} for row in rows], failed
@@ -205,7 +205,8 @@ def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys, monkeypatch):
     assert len(commands) == 7  # one for each arm, the base and its copy
     assert "warm-up" not in printed
     assert max(len(line) for line in lines if line not in commands) <= 80
-    drive(ROPE, "--warmup_iters=2", "--lr_grid=[0.5, 1]", "--seeds=5", "--dry_run")
+    what = [ROPE, "--warmup_iters=2", "--lr_grid=[0.5, 1]", "--seeds=5"]
+    assert ablate.ablate(*arguments(data_dir, out, *what), dry_run=True) is None
     printed = " ".join(capsys.readouterr().out.split())
     assert "24 runs: 12 to choose learning rates, 12 in the report" in printed
     assert "the warm-up is 2 of 4 steps" in printed
@@ -348,6 +349,21 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(drive, data_dir, tmp_path,
     assert curves == straight and len(curves) == 6
     for row in rows_of(disturbed).values():
         assert row["status"] == "done" and steps_of(row) == ["1", "2", "3", "4"]
+
+
+def test_workers_share_the_memory_and_the_kernels_of_their_driver(drive, out, monkeypatch):
+    """It keeps no GPU's memory from a run. Autocast on a CPU sets the kernels of all threads."""
+    measured, emptied = [], []
+
+    def measure(*_):
+        measured.append(1)
+        time.sleep(0.1)
+        assert len(measured) == 1
+        return {"sample": measured.pop()}
+
+    monkeypatch.setattr(runs, "measure_trained", measure)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    assert drive(ROPE, "--seeds=2") == 0 and len(emptied) == len(rows_of(out)) == 6
 
 
 def test_workers_share_cores_and_gpus(monkeypatch):

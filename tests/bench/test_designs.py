@@ -55,8 +55,8 @@ def test_ladder_goes_from_one_corner_to_the_other():
 def test_the_rungs_of_a_ladder_are_the_arms_given():
     steps = {"rms": dict(norm="rmsnorm"), "rope": dict(position="rope"), "gqa": dict(n_kv_head=1)}
     *rungs, _ = names(design="ladder", arms=steps).values()
-    pairs = [("+rms", "base"), ("+rope", "+rms"), ("+gqa", "+rope")]
-    assert [(arm.name, arm.against) for arm in rungs[1:]] == pairs
+    against = [("+rms", "base"), ("+rope", "+rms"), ("+gqa", "+rope")]
+    assert [(arm.name, arm.against) for arm in rungs[1:]] == against
     assert rungs[-1].changes == {"norm": "rmsnorm", "position": "rope", "n_kv_head": 1}
 
 

@@ -101,9 +101,7 @@ def test_a_factor_is_named_where_it_matters():
     text = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     tokens = np.array([0, 0, 1, 1, 0, 0, 1, 1])
     worths = table(
-        by_text=0.1 * text + WOBBLE / 5,
-        by_chance=WOBBLE,
-        beyond=np.where(text, np.inf, WOBBLE),
+        by_text=0.1 * text + WOBBLE / 5, by_chance=WOBBLE, beyond=np.where(text, np.inf, WOBBLE)
     )
     found = factors.depends_on(worths, {"text": text, "tokens": tokens})
     assert found == {"by_text": {"text": [1, 0]}, "by_chance": {}, "beyond": {"text": [1, 0]}}

@@ -294,7 +294,7 @@ def test_the_machine_is_part_of_the_configuration(planned, monkeypatch):
     assert hashes("--workers=1") != hashes("--workers=64")  # threads of each
     assert hashes() != hashes("--min_lr=0") != hashes("--min_lr=1e-4")
     before = hashes()
-    monkeypatch.setattr(sweep, "versions", lambda: {"torch": "9.9.1+cpu", "hardware": "x"})
+    monkeypatch.setattr(sweep, "versions", lambda _: {"torch": "9.9.1+cpu", "hardware": "x"})
     other = hashes()
-    monkeypatch.setattr(sweep, "versions", lambda: {"torch": "9.9.1+cu130", "hardware": "y"})
+    monkeypatch.setattr(sweep, "versions", lambda _: {"torch": "9.9.1+cu130", "hardware": "y"})
     assert before != other == hashes()

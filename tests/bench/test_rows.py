@@ -34,11 +34,13 @@ def test_the_table_has_a_row_for_each_run(tmp_path):
 
 
 def test_bits_per_byte_are_computed_from_the_losses_or_left_blank(tmp_path):
-    """Bits in a plan of before count end tokens as text; it still is a plan of the same sweep."""
+    """Bits in a plan of before count end tokens as text; it still is a plan of the same sweep, as
+    is one whose text lies elsewhere."""
     _, _, rope = make(tmp_path / "new")
     make(tmp_path / "old")
     plan = json.loads((tmp_path / "old/sweep.json").read_text())
     del plan["data"]["bits_of"]
+    plan["base_values"] |= {"data_dir": "elsewhere", "log": "wandb", "log_interval": 7}
     (tmp_path / "old/sweep.json").write_text(json.dumps(plan))
     bits = rows.load(tmp_path / "new").query("arm == 'rope' and seed == 0").bits_per_byte
     assert bits.iloc[0] == pytest.approx(1.4427 * rope["final_val_loss"])
@@ -107,9 +109,8 @@ def test_odd_costs_are_named_and_left_out(tmp_path, capsys, odd):
     before = rows.costs([tmp_path], plans.plan(tmp_path))
     write_lines(tmp_path, [*prices.values(), prices["rope"] | odd], "costs.jsonl")
     assert rows.costs([tmp_path], plans.plan(tmp_path)).equals(before)
-    assert (
-        f"costs.jsonl is damaged and read without line {len(prices) + 1}" in capsys.readouterr().err
-    )
+    printed = capsys.readouterr().err
+    assert f"costs.jsonl is damaged and read without line {len(prices) + 1}" in printed
 
 
 PLANS = ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', '{"margin": "wide"}']
@@ -146,18 +147,24 @@ def test_a_run_above_the_trigrams_of_its_text_is_stuck(tmp_path):
     assert not runs.stuck[runs.status != "done"].any()
 
 
-@pytest.mark.parametrize("shift, controls, joined", [(0, 3, True), (0.1, 3, False), (0, 1, False)])
-def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, joined):
+@pytest.mark.parametrize(
+    "shift, controls, seed, joined",
+    [(0, 3, 50, True), (0.1, 3, 50, False), (0, 1, 50, False), (0.1, 3, 0, False)],
+)
+def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, seed, joined):
+    """If not, the other one's runs from the same seeds replace none, nor do failures its runs."""
     sweep, lines, _ = make(tmp_path, seeds=6)
     (tmp_path / "sweep.json").write_text(json.dumps(sweep | {"seeds": 9}))
     done = [x for x in lines if x["purpose"] == "report" and x["status"] == "done"]
     done = [x for x in done if x["seed"] < {"rope": 3, "base": controls}.get(x["arm"], 0)]
-    more = [x | {"seed": x["seed"] + 50, "hardware": "another machine"} for x in done]
+    more = [x | {"seed": x["seed"] + seed, "hardware": "another machine"} for x in done]
     more = [x | {"final_report": x["final_report"] + shift} for x in more]
-    write_lines(tmp_path, [*lines, *more])
-    current = rows.load(tmp_path).groupby("machine").current
-    assert current.sum()["another machine"] == joined * (3 + controls)
-    assert current.count().sum() == len(lines) + 3 + controls and current.all().sum() == 1 + joined
+    failures = [x | {"status": "failed", "hardware": None} for x in more]
+    write_lines(tmp_path, [*lines, *more, *failures])
+    runs = rows.load(tmp_path)
+    count = (3 + controls) * (seed > 0)
+    assert (runs.current & (runs.machine == "another machine")).sum() == joined * count
+    assert len(runs) == len(lines) + count and runs.current.sum() == len(lines) + joined * count
 
 
 def test_another_machine_trains_the_base_first(monkeypatch):

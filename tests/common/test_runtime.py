@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.errors import UserError
-from common.runtime import Runtime, set_up
+from common.runtime import Runtime, cpu_name, set_up, versions
 from model_llama import Llama, LlamaConfig
 from training.net import recomputed
 
@@ -28,6 +28,13 @@ def test_a_compile_cache_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
     runtime.choose_compile("auto", math.inf)
     assert runtime.compile
+
+
+def test_the_hardware_of_a_run_is_that_of_its_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the GPU {device}")
+    assert versions("cuda:1")["hardware"] == "the GPU cuda:1"
+    assert versions("cpu")["hardware"] == cpu_name()
 
 
 def test_every_rank_refuses_more_ranks_than_gpus(monkeypatch):

@@ -55,10 +55,15 @@ def test_picture_is_a_png_with_a_panel_per_head():
 
 def test_attention_is_written_as_a_picture(runs, tmp_path, capsys):
     out = tmp_path / "map.png"
-    main([runs[0], "--start=the king", f"--out={out}", "--layer=1", "--device=cpu"])
+    for _ in range(2):  # our own file is renewed
+        main([runs[0], "--start=the king", f"--out={out}", "--layer=1", "--device=cpu"])
     shown = capsys.readouterr()
     assert out.read_bytes().startswith(b"\x89PNG")
     assert shown.out == "" and "layer 1" in shown.err
+    out.write_text("mine")
+    with pytest.raises(UserError, match="was not written by extras/attention_map.py"):
+        main([runs[0], "--start=the", f"--out={out}", "--device=cpu"])
+    assert out.read_text() == "mine"
 
 
 @pytest.mark.parametrize(

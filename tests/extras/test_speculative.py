@@ -133,11 +133,13 @@ def test_look_up_finds_the_latest_longest_match():
     assert proposed(1, 2, 3, 4, 1, 2, most=0) == []
 
 
-def test_the_command_writes_what_sample_py_writes(runs, capsys):
+def test_the_command_writes_what_sample_py_writes(runs, capsys, monkeypatch):
+    """Also if the draft's tokenizer is stored in another form, as with --chat."""
     run, other = runs
     options = ["--start=the king of Zoë the k", "--max_new_tokens=40", "--temperature=0"]
     sample.main([f"--out_dir={run}", "--device=cpu", *options])
     alone = capsys.readouterr().out
+    monkeypatch.setattr("tokens.tokenizer.CharTokenizer.to_json", lambda self: id(self))
     tally = r"draft .*: \d+% accepted, [1-5]\.\d+ tokens for each read"
     for draft in ("lookup", run):
         main([run, f"--draft={draft}", "--device=cpu", *options])
@@ -145,5 +147,3 @@ def test_the_command_writes_what_sample_py_writes(runs, capsys):
         assert shown.out == alone and re.search(tally, shown.err)
     with pytest.raises(UserError, match=f"draft={other}"):
         main([run, f"--draft={other}", "--device=cpu", *options])
-    with pytest.raises(UserError, match="nowhere"):
-        main([run, "--draft=nowhere", "--device=cpu", *options])

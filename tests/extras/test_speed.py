@@ -176,14 +176,14 @@ def test_a_batch_of_texts_is_timed_beside_transformers(measured):
 
 @pytest.mark.slow
 def test_decoding_is_timed_beside_other_engines(measured, tmp_path, monkeypatch):
-    """A stand-in for llama.cpp prints the tokens and their speed."""
+    """A stand-in for llama.cpp prints the tokens, and as their speed the bytes of the weights."""
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
     pytest.importorskip("extras.gguf")
     (tmp_path / "node_modules" / "node-llama-cpp").mkdir(parents=True)
     node = tmp_path / "bin" / "node"
     node.parent.mkdir()
-    node.write_text('#!/bin/sh\ntest -s "$3" && echo 1 2\necho "tok/s: 50" >&2\n')
+    node.write_text('#!/bin/sh\ntest -s "$3" && echo 1 2\necho "tok/s: $(wc -c <"$3")" >&2\n')
     node.chmod(0o755)
     monkeypatch.setenv("PATH", f"{node.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(decode, "MODES", (("float32", False), ("int8", False)))
@@ -191,10 +191,11 @@ def test_decoding_is_timed_beside_other_engines(measured, tmp_path, monkeypatch)
     options = ["--tokens=16", "--steps=2", "--threads=1"]
     line, text = measured("decode", *sizes, *options, f"--llamacpp={tmp_path}")
     rows = {row["what"]: row for row in line["rows"]}
-    assert "| llama.cpp, F16 | 50 | 50 |" in text and "1 thread on" in text
+    sizes = [rows[f"llama.cpp, {kind}"]["tokens/s"] for kind in ("F32", "F16", "Q8_0")]
+    assert sizes[0] > sizes[1] > sizes[2] and "1 thread on" in text
     assert rows["transformers, cached"]["same text"] == rows[decode.OURS]["same text"] == 16
     int8 = rows["sampling/fast.py, int8, eager"]
-    assert int8["times llama.cpp"]["ratio"] == pytest.approx(int8["tokens/s"] / 50)
+    assert int8["times llama.cpp"]["ratio"] == pytest.approx(int8["tokens/s"] / sizes[2])
 
 
 def test_a_row_of_a_race_has_medians_then_each_round(tmp_path):
@@ -263,9 +264,9 @@ def test_one_measurement_is_named(argv):
 def test_the_page_has_the_newest_measurement_of_each_machine(monkeypatch):
     """Not measured on a GPU, until it is; a measurement on a CPU is none on a GPU."""
     assert page.page().count("not measured (`") == 7
-    facts = {"hardware": "a chip", "torch": "2", "git_commit": "c"}
-    monkeypatch.setattr(results, "versions", lambda: facts)
-    monkeypatch.setattr(results, "cpu_name", lambda: "a CPU")
+    facts = {"torch": "2", "git_commit": "c"}
+    names = {"cpu": "a CPU", "cuda": "a chip", "cuda:0": "a chip"}
+    monkeypatch.setattr(results, "versions", lambda device: facts | {"hardware": names[device]})
     for device, median in (("cpu", 3.0), ("cuda", 5.0), ("cuda:0", 7.0)):
         rows = [{"what": "T = 512", "kernel, ms": None, "ratio": ratio([median, median])}]
         measured = {"name": "", "about": "Attention.", "rows": rows}

@@ -61,7 +61,7 @@ if not os.environ.get("STUB_FORGETS"):
     (out / "ckpt" / f"{step:06d}").mkdir(parents=True, exist_ok=True)
 (out / "latest").write_text(str(step))
 sys.exit(143 if stopped else 0)
-""".replace("HARDWARE", repr(versions()["hardware"]))
+""".replace("HARDWARE", repr(versions("cpu")["hardware"]))
 
 
 def read_sweep(argv):
@@ -148,6 +148,7 @@ def made_up_times(arms, threads, rounds=None, tries=1):
     for name, values in arms.items():
         model = configure(values, as_variant=True)
         row = {"arm": name, "parameters": costs.parameters(model), "threads": threads}
+        row["kv_bytes_per_token"] = costs.kv_bytes_per_token(model)
         row |= {"milliseconds_per_step": {"median": 1.0}, "step_ratio": None}
         rows.append(row | {"quiet": True, "disturbed": ""})
     return rows, {}

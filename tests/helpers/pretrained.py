@@ -19,22 +19,8 @@ from tokens.tokenizer import END, GPT4
 
 TEXT = "the king of Rome shall speak no more,\nand Zoë says 你好  in 1999, don't  <s> no </s>!\n"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-PIECES = [
-    "king",
-    " Rome",
-    " ",
-    "  ",
-    "\n",
-    "\n\n",
-    "é",
-    "e\u0301",
-    "ﬁ",
-    "你",
-    "好。",
-    "🙂",
-    "👩‍👧",
-    "İ",
-]
+PIECES = ["king", " Rome", " ", "  ", "\n", "\n\n"]
+PIECES += ["é", "e\u0301", "ﬁ", "你", "好。", "🙂", "👩‍👧", "İ"]
 PIECES += [*"aB7½'!.,_\t\r\x00\u2003\u2581", "'s", "<0x41>", "123", "\u00a0", "A\u030a", "<think>"]
 
 

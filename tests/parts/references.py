@@ -238,10 +238,7 @@ def ngram(embed, x, tokens):
     return x
 
 
-EMBED = {
-    "token": lambda embed, x, tokens: x,
-    "ngram": ngram,
-}
+EMBED = {"token": lambda embed, x, tokens: x, "ngram": ngram}
 
 # ---------------------------------------------------------------- position and rope_scaling
 

@@ -101,11 +101,7 @@ def ema(mixer, x, where):
 
 
 PARTS = printed_parts() | {  # word: (its slot, its class, its formula)
-    "contributor_gated": (
-        "mlp",
-        GatedMLP.of("unpublished", torch.sin),
-        references.gated(math.sin),
-    ),
+    "contributor_gated": ("mlp", GatedMLP.of("unpublished", torch.sin), references.gated(math.sin)),
     "contributor_mixer": ("mixer", Ema, ema),
 }
 words = pytest.mark.parametrize("word", PARTS)

@@ -51,7 +51,6 @@ def test_options_are_frozen():
         (dict(conv_sites="mlp_inner", mlp="moe"), "mlp_inner .* mlp=moe"),
         (dict(conv_sites="mlp_input", mlp="none", block="parallel"), "mlp=none leaves out"),
         (dict(kv_shared_by=2, mixer="attention,mamba2"), "no effect with one layer of attention"),
-        (dict(kv_shared_by=2, mixer="mla"), "kv_shared_by has no effect with mixer=mla"),
         (dict(kv_shared_by=2, attn_extra="sink,value_embed"), "attn_extra=value_embed"),
         (dict(kv_shared_by=2, nope_every=2, position="rope"), "nope_every .* kv_shared_by"),
         (dict(mlp="moe", n_experts=2, top_k=3), "top_k=3 is above n_experts=2"),
@@ -59,7 +58,9 @@ def test_options_are_frozen():
         (dict(mlp="moe", low_rank=3), "low_rank has no effect with mlp=moe"),
         (dict(residual="attn_res", block="post"), "no sum that block=post could normalize"),
         (dict(mlp="none"), "mlp=none leaves a norm of block=pre without use"),
-        (dict(mixer="mla", rope_head_dim=3, position="rope"), "rope_head_dim=3 is odd"),
+        (dict(mixer="mla", rope_head_dim=3, position="rope"), "rope_head_dim=3 .* odd number"),
+        (dict(mixer="mla", rope_fraction=0.5, position="rope"), "rope_head_dim=2 .* or none"),
+        (dict(position="rope", rope_theta=1.0, rope_scaling="yarn"), "logarithm of rope_theta=1"),
         (dict(mixer="mla", position="alibi"), "scores, which mixer=mla does not have"),
         (dict(mixer="mamba2", position="rope"), "acts on q and k, which mixer=mamba2 does not"),
         (dict(mixer="mamba2", window=4), "window has no effect with mixer=mamba2"),
@@ -89,7 +90,8 @@ def test_configure_and_make():
 
 
 def test_keys_without_an_effect():
-    values = dict(norm="layernorm", norm_eps=0.1, mlp="gelu", position="none", conv=4)
-    assert without_effect(values) == ["norm_eps"]
+    values = dict(norm="none", norm_eps=0.1, embed_norm=True, mlp="none", mlp_width=9, conv=4)
+    assert without_effect(values) == ["norm_eps", "mlp_width", "embed_norm"]
+    assert not without_effect(values | dict(norm="rmsnorm", mlp="moe"))
     for word in ("mla", "differential", "attention,mla"):  # with norms of their own
         assert "norm_eps" not in without_effect(values | dict(mixer=word))

@@ -166,6 +166,7 @@ def test_another_vocabulary_is_never_trained_into(data_dir, start, resume, tmp_p
         (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below max_iters=10"),
         (["--warmup_iters=9", "--lr_decay_iters=9"], "=9 is not below lr_decay_iters=9"),
         (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
+        (["--norm=batchnorm", "--activation_checkpointing", "--max_iters=1"], "norm=batchnorm"),
         (["--out_dir="], "out_dir is empty"),
         (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
         (["--device=tpu"], "unknown device tpu"),

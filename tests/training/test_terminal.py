@@ -73,10 +73,7 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
         ({}, "gpt2"),
         (dict(mlp="relu2"), "gpt2 with mlp=relu2"),
         (dict(arch="qwen3-next", n_layer=5), "qwen3-next"),
-        (
-            dict(arch="falcon", norm="dyt", position="alibi"),
-            "falcon with position=alibi norm=dyt",
-        ),
+        (dict(arch="falcon", norm="dyt", position="alibi"), "falcon with position=alibi norm=dyt"),
     ],
     ids=str,
 )

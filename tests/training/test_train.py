@@ -334,6 +334,9 @@ def test_a_run_goes_on_from_the_weights_of_another_with_fewer_positions(start, t
     assert not start("shorter", f"{weights} --block_size=8")
     for size in ("--block_size=64", "--n_layer=3"):
         assert "keys that change the architecture" in message(start, "other", f"{weights} {size}")
+    assert not start("same", weights)
+    before, after = (losses(tmp_path / name, "val_loss") for name in ("run", "same"))
+    assert after[0] == (0, pytest.approx(before[-1][1], abs=1e-5))
 
 
 def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path):

@@ -237,11 +237,7 @@ INDEX = "model.safetensors.index.json"
         ("shards", lambda f: second(f).unlink(), "cannot read .*model-00002-of"),
         ("shards", text(INDEX, b'{"weight_map": {"a": "../a"}}'), "weight_map does not.*index"),
         ("shards", text(INDEX, b'{"weight_map": ["a"]}'), "weight_map does not.*index"),
-        (
-            "shards",
-            with_others_without_index,
-            "is in model-00001-of-00099.* and in model-",
-        ),
+        ("shards", with_others_without_index, "is in model-00001-of-00099.* and in model-"),
         ("single", text("adapter_config.json", b"{}"), "adapter_config.json is of an adapter"),
         ("single", text("adapter_model.safetensors", b""), "adapter_model.safetensors is of an ad"),
     ],
