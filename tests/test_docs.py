@@ -29,11 +29,8 @@ from weights import export
 
 PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text(encoding="utf-8")
-BLOCKS = [
-    block
-    for page in PAGES
-    for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-]
+TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
 BENCH = (ROOT / "bench/README.md").read_text(encoding="utf-8")
 LINES += re.findall(r"^\| `([^`]+)`", BENCH.replace("CONFIG", "config/ablate_shakespeare.py"), re.M)

@@ -19,7 +19,7 @@ from common.runtime import Runtime, StopRequest
 from helpers.runs import ROOT, arguments, equal, losses, refusing, same_runs, weights
 from helpers.texts import message
 from tokens import batches
-from training import net, run_folder
+from training import net
 from weights import checkpoint
 
 
@@ -91,14 +91,6 @@ def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     (tmp_path / "run/config.json").unlink()  # a folder with checkpoints is a run without it, too
     start("run", "--init_from=resume --max_iters=3")
     assert (tmp_path / "run/config.json").exists()
-
-
-def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_path):
-    out = tmp_path / "run"
-    held = run_folder.open_out_dir(out)
-    assert f"process {os.getpid()} is training here" in message(run_folder.open_out_dir, out)
-    held.close()  # as the system does for a process that dies
-    run_folder.open_out_dir(out).close()
 
 
 @pytest.mark.parametrize(

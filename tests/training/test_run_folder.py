@@ -105,7 +105,7 @@ def test_what_is_removed_while_it_trains_is_made_again(data_dir, tmp_path, capsy
         patch.setattr(train, "save", lambda *_, real=train.save: [real(*_), seen_locked()])
         train_on(data_dir, out, lambda: files.remove(out / name))
     assert len(losses(out)) == 5 and checkpoint.steps(out)[-1] == 5
-    assert all("is training here" in said for said in seen)
+    assert all(f"process {os.getpid()} is training here" in said for said in seen)
     assert name == "lock" or "was removed" in capsys.readouterr().err
 
 
