@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,8 +22,6 @@ from common.files import ROOT
 from common.runtime import versions
 from helpers.ablation import DRIVER, arguments, arm, made_up_times, rows_of, steps_of
 from helpers.runs import refusing
-from helpers.sweeps import write_lines
-from prepare import prepare
 from tokens import ngrams
 from training.run_folder import lock_run, read_rows
 
@@ -410,24 +407,3 @@ def test_a_real_sweep(data_dir, out, monkeypatch):
     assert not (out / "runs/base-s1-lr1/ckpt").exists()
     before = (out / "rows.jsonl").read_text()
     assert ablate.main(what) == 0 and (out / "rows.jsonl").read_text() == before
-
-
-@pytest.fixture(scope="module")
-def answers(data_dir):
-    """Beside words: pairs."""
-    words = (data_dir / "words.txt").read_text().split()
-    pairs = [{"prompt": f"{a} ", "answer": b} for a, b in pairwise(words[:301])]
-    path = write_lines(data_dir, pairs, "answers.jsonl")
-    prepare("answers", input=str(path), tokenizer="byte", data_dir=str(data_dir))
-
-
-@pytest.mark.slow
-def test_pairs_are_measured_for_what_they_are(answers, data_dir, out):
-    what = [ROPE, "--dataset=answers", "--seeds=1", "--screening"]
-    assert ablate.main(arguments(data_dir, out, *what)) == 0
-    rows = rows_of(out)
-    assert plans.plan(out)["data"]["kind"] == "pairs" and len(rows) == 3
-    for row in rows.values():
-        assert row["status"] == "done" and row["final_val_loss"] < row["first_val_loss"]
-        # Nats per answer's token are no bits per byte of the pairs.
-        assert row["extrapolation"] == {}

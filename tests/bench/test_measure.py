@@ -1,12 +1,18 @@
-"""The losses of a trained model with other contexts."""
+"""What is measured of a trained model: its losses with other contexts, and a sweep of pairs."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from bench.ablation import measure
+import ablate
+from bench.ablation import measure, plans
 from common.runtime import set_up
+from helpers.ablation import arguments, arm, rows_of
+from helpers.sweeps import write_lines
 from parts.architectures import configure, make
+from prepare import prepare
 
 
 def test_extrapolation_scores_the_same_tokens_with_more_before_them():
@@ -38,3 +44,24 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     assert measure.extrapolation(model, tokens[:18], runtime)["1"]["loss"] > 0  # 1 target
     short = measure.extrapolation(model, tokens[:20], runtime)
     assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]
+
+
+@pytest.fixture(scope="module")
+def answers(data_dir):
+    """Beside words: pairs."""
+    words = (data_dir / "words.txt").read_text().split()
+    pairs = [{"prompt": f"{a} ", "answer": b} for a, b in pairwise(words[:301])]
+    path = write_lines(data_dir, pairs, "answers.jsonl")
+    prepare("answers", input=str(path), tokenizer="byte", data_dir=str(data_dir))
+
+
+@pytest.mark.slow
+def test_pairs_are_measured_for_what_they_are(answers, data_dir, out):
+    what = [arm(rope=dict(position="rope")), "--dataset=answers", "--seeds=1", "--screening"]
+    assert ablate.main(arguments(data_dir, out, *what)) == 0
+    rows = rows_of(out)
+    assert plans.plan(out)["data"]["kind"] == "pairs" and len(rows) == 3
+    for row in rows.values():
+        assert row["status"] == "done" and row["final_val_loss"] < row["first_val_loss"]
+        # Nats per answer's token are no bits per byte of the pairs.
+        assert row["extrapolation"] == {}
