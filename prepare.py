@@ -17,7 +17,7 @@ Text in, token files out:
                    prompt/answer pairs or conversations, to fine-tune on (tokens/answers.py)
 
 Without --tokenizer, one text of your own is prepared in characters, documents and pairs in GPT-2's
-tokens, or, below a megabyte, in a small BPE that is trained on them. 1 % is for a test at
+tokens, or, below a megabyte, in a small BPE that is trained on them. 1 to 5 % are for a test at
 the very end, the rest for training and validation (tokens/writing.py). The dataset is written under
 a temporary name and renamed when it is complete. Memory use does not grow with the text.
 """

@@ -3,7 +3,7 @@ The page of the answer: what each part of a modern Transformer is worth, from ro
 
     python bench/answer.py [OUT]      # default: the sweeps below bench/results/answer
 
-Writes index.html, index.md, their figures and the report of each sweep into that folder.
+Writes index.html, index.md, worths.csv, figures and the report of each sweep into that folder.
 config/answer/page.py names the arms of each part, and the claims that others published.
 """
 

@@ -17,7 +17,7 @@ dtype = "float32"  # so that rows of several machines can be joined
 prompt = "def "
 
 # 6 * 12 * 384^2 + 2048 * 384 = 11.4 M parameters; 1000 steps * 64 * 256 tokens = 16 M tokens of the
-# 17.6 M in the text: 6 * 11.4 M * 16 M = 1.1 PFLOP a run. Twenty evaluations of 16 + 2 batches.
+# 17.6 M in the text: 6 * 11.4 M * 16 M = 1.1 PFLOP a run. 21 evaluations of 16 + 2 batches.
 n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
 batch_size, max_iters, eval_interval, eval_tokens = 64, 1000, 50, 262144
 learning_rate, min_lr, warmup_iters = 1e-3, 1e-4, 100

@@ -1,12 +1,12 @@
-# The dense named architectures compared with GPT-2 at one size: each has its own parts, but not its
-# published width or depth.
+# Eleven dense named architectures compared with GPT-2 at one size: each has its own parts, but not
+# its published width or depth.
 #   python prepare.py python_source          # for a GPU
 #   python bench/ablate.py config/archs.py --workers=4
 #   python bench/ablate.py config/archs.py --arms='{"mistral": {"arch": "mistral"}}' --seeds=5
-# 11 architectures, and the base, which is there twice. The MLP widths are chosen so that all have
-# GPT-2's number of parameters. On a CPU a screening: 13 arms x 3 seeds = 39 runs / 2 * 85 s = 28
-# minutes on two cores. On a GPU 8 runs of each and 27 of the base, after its curve of tokens and
-# the runs that choose learning rates.
+# The base is there twice. The MLP widths are chosen so that all have GPT-2's number of parameters.
+# On a CPU a screening: 13 arms x 3 seeds = 39 runs / 2 * 85 s = 28 minutes on two cores. On a GPU
+# 8 runs of each and 27 of the base, after its curve of tokens and the runs that choose learning
+# rates.
 # Expect architectures with rotary positions or ALiBi close together and ahead of GPT-2, and
 # transformer2017 (norms after the sums) last, since it needs a lower learning rate.
 question = "Which architecture's parts are best at one size?"

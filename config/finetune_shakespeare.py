@@ -3,11 +3,10 @@
 #   python train.py config/finetune_shakespeare.py
 #   python sample.py --out_dir=out-finetuned --checkpoint=best --start="ROMEO:" --num_samples=1
 # If the data are missing, `python prepare.py shakespeare` runs first: 301,966 tokens to train on,
-# 36,059 to validate. Expect the first loss of the pretrained model on this text, and the
-# later ones to fall within the 20 steps; with more steps the model soon memorizes the text. We
-# could not test with GPT-2's weights. With SmolLM2-135M's (--init_from=FOLDER, the text prepared
-# with --tokenizer=FOLDER) the loss fell from 3.41 to 3.24 in 10 steps on a CPU, 4 minutes of
-# training.
+# 36,059 to validate. The first loss is the pretrained model's own on this text, and it should
+# fall within the 20 steps; with more steps the model soon memorizes the text. We could not test
+# with GPT-2's weights. With SmolLM2-135M's (--init_from=FOLDER, the text prepared with
+# --tokenizer=FOLDER) the loss fell from 3.41 to 3.24 in 10 steps on a CPU, 4 minutes of training.
 init_from = "gpt2"  # 124 M parameters
 dataset = "shakespeare"
 out_dir = "out-finetuned"

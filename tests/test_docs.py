@@ -177,7 +177,7 @@ def test_the_readme_links_every_page_and_names_every_room():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_exist(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         forge = target.startswith(("http", "../../actions/", "../../deployments/"))
         assert forge or (page.parent / target).exists(), target
 

@@ -14,8 +14,8 @@ settings = {
     "gpt2": ("gpt2", "GPT-2, plays"),
     "gpt2/small": ("gpt2", "GPT-2, plays, a quarter of the size"),
 }
-# A claim: the effect of a part on the loss, the same as a verdict (None: our runs cannot test it),
-# who published it, and where it can be read. The first claim of a part is in the table.
+# A claim: the effect of a part on the loss, as a verdict would say it (None: our runs cannot test
+# it), who published it, and where it can be read. The first claim of a part is in the table.
 ARXIV = "https://arxiv.org/abs/"
 MARIN = "https://github.com/marin-community/marin/issues/"
 GENESIS = "https://github.com/NahuelGenchi/genesis-ai/issues/148"

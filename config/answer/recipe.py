@@ -3,10 +3,10 @@
 #   python bench/ablate.py config/answer/llama.py config/answer/recipe.py --workers=2
 #   the same with --also=confirm-1, then --also=together
 # The base has QK norm, the shelf's best part in tokens that also saves time. The candidates are
-# the other parts that the shelf estimates to save both. Four runs of each rank them. The best is
-# confirmed by eight runs on seeds of their own, and would be in the base of a next round: it was
-# not confirmed, so there is one round. Planned only after that: QK norm, and all five together,
-# over plain LLaMA on seeds that no choice used.
+# the other parts that were estimated, when this began, to save both. Four runs of each rank them.
+# The best is confirmed by eight runs on seeds of their own, and would be in the base of a next
+# round: it was not confirmed, so there is one round. Planned only after that: QK norm, and all five
+# together, over plain LLaMA on seeds that no choice used.
 question = "Which parts help a LLaMA of 0.8 M parameters together?"
 out_dir = "bench/results/answer/recipe"
 screening = True

@@ -94,7 +94,7 @@ arms = {
 }
 
 
-# Further parts, which run only when they are named, in a setting whose base has been measured:
+# Further parts, which run only when they are named:
 #   python bench/ablate.py config/answer/settings.py --arms="Window,Wide heads"
 def _quarter_of_the_context(values):
     return values["block_size"] // 4
