@@ -89,7 +89,7 @@ def make_model(settings, tokenizer, vocab_size):
 def new_model(settings, vocab_size):
     """A model with initial weights, which depend on the seed alone."""
     config = net.new_model_config(settings, vocab_size)
-    check_size(config, settings.config.device)
+    check_size(config, settings.config.device, not settings.config.eval_only)
     torch.manual_seed(seed_for(settings.config.seed, INITIAL_WEIGHTS))
     return make(config)
 

@@ -4,7 +4,7 @@ Named architectures, and the two functions that make a model from keys:
     model = make(configure({"model": "llama", "position": "alibi", "n_layer": 6}))
 """
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from common.configurator import build, keys
 from model import GPT, GPTConfig
@@ -165,6 +165,9 @@ ARCH = {
 # the slots as axes they are two corners, and every other architecture lies between or beyond them.
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 MODEL_KEYS = {"model", "arch", *keys(VariantConfig)}  # the keys that determine a model
+# Of these, the keys that do not change what given weights compute: they are for training, or lead
+# to a width, which the weights have.
+UNSEEN = ("dropout", "attn_dropout", "multiple_of", "ffn_dim_multiplier")
 
 # ---------------------------------------------------------------- keys without effect
 
@@ -238,6 +241,13 @@ def changes_a_part(values, base):
     unread = without_effect(defaults | ARCH[base])
     others = keys(VariantConfig).keys() - keys(config_class).keys() - set(unread)
     return not others.isdisjoint(values)
+
+
+def changes(before, after):
+    """{key: "key value -> value"} of the keys in which the models of two configurations differ."""
+    before, after = (asdict(configure(values, as_variant=True)) for values in (before, after))
+    changed = [key for key in before if before[key] != after[key]]
+    return {key: f"{key} {before[key]} -> {after[key]}" for key in changed}
 
 
 def make(config):

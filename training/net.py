@@ -45,12 +45,12 @@ def check_tokens(settings, tokenizer):
 
 def import_weights(given, tokenizer):
     """(Settings with the model's values, {name: tensor}) of pretrained weights. Sets config.model.
-    Raises UserError if the user named the other model, or if the data have another tokenizer."""
+    Raises UserError if the user named another model, or if the data have another tokenizer."""
     from weights import hf
 
     config = given.config
     word, imported, weights = hf.load_pretrained(config.init_from)
-    check_base(given.model | {"init_from": config.init_from}, word)
+    check_base(given.model | {"init_from": config.init_from}, imported | {"model": word})
     model = imported | given.model | {"model": word}
     longest = imported["block_size"]
     if model["block_size"] > longest and model.get("rope_scaling", "none") == "none":

@@ -25,7 +25,7 @@ from common.configurator import (
 )
 from common.errors import UserError, speaks
 from common.runtime import find_device, memory_of, with_number
-from parts.architectures import ARCH, MODEL_KEYS, configure
+from parts.architectures import ARCH, MODEL_KEYS, UNSEEN, changes, configure
 from parts.variant import VariantConfig
 from tokens.data import BITS_OF
 from training.optim import OPTIMIZER, SCHEDULE
@@ -208,7 +208,7 @@ def read_config(argv, usage, own=None, program="train.py"):
     elif init_from != "scratch" and checkpoint.steps(init_from):
         folder = checkpoint.find(init_from)
         _, stored, tokenizer = checkpoint.read(folder)
-        check_base(values, stored["model"])
+        check_base(values, stored)
         values = model_values(stored) | values
     if init_from not in ("scratch", "resume") and os.path.exists(init_from):
         values["init_from"] = os.path.abspath(init_from)  # or it may pass for a name of the hub
@@ -234,11 +234,20 @@ def model_values(values):
     return {key: value for key, value in values.items() if key in MODEL_KEYS}
 
 
-def check_base(values, word):
-    """Raise UserError if a run that starts from weights of the model `word` names the other one."""
-    if values.get("model", word) != word:
-        what = f"init_from={values['init_from']} has the weights of a {word} model"
+def check_base(values, stored):
+    """Raise UserError if a run that starts from weights of the model `stored` names the other base,
+    another n_head, or an arch with other parts. A note says what other keys change."""
+    if values.get("model", stored["model"]) != stored["model"]:
+        what = f"init_from={values['init_from']} has the weights of a {stored['model']} model"
         raise UserError(what, f"model={values['model']}", "remove it")
+    changed = changes(stored, stored | model_values(values))
+    changed = {key: text for key, text in changed.items() if key not in (*UNSEEN, "block_size")}
+    unasked = [text for key, text in changed.items() if key == "n_head" or key not in values]
+    if unasked:
+        what = f"the weights are of another architecture: {', '.join(unasked)}"
+        raise UserError(what, f"init_from={values['init_from']}", "leave out n_head and arch")
+    if changed:
+        say(f"note: {', '.join(changed.values())}: not as in the model of these weights")
 
 
 def shorten_warmup(values, typed):
@@ -296,15 +305,10 @@ def resume_values(stored, given, folder, own=()):
     now = keep_device(stored, given) | given
     now |= asdict(configure(now))
 
-    changed = {}
+    changed = changes(stored, now)
     for key, value in stored.items():
         if now[key] != value:
             changed[key] = f"{key} {value} -> {now[key]}"
-    before = asdict(configure(stored, as_variant=True))
-    after = asdict(configure(now, as_variant=True))
-    for key in sorted(after.keys() - stored.keys()):
-        if before[key] != after[key]:
-            changed[key] = f"{key} {before[key]} -> {after[key]}"
     fixed = (MODEL_KEYS | {"match"}) - {"arch"}  # arch only names the parts
     architecture = [text for key, text in changed.items() if key in fixed]
     if architecture:

@@ -176,10 +176,10 @@ def without_memory(config):
         raise UserError(what, "the sizes of the model", "choose smaller ones") from None
 
 
-def check_size(config, device):
+def check_size(config, device, trains):
     """Raise UserError if no model has the sizes of a configuration, and Failure if this machine
-    cannot train it: a CPU holds the weights, their gradients and a moment of each, or more."""
-    n_bytes = 12 if find_device(device) == "cpu" else 4
+    cannot hold it: a CPU that trains has weights, gradients and a moment of each, or more."""
+    n_bytes = 12 if trains and find_device(device) == "cpu" else 4
     check_memory(without_memory(config), n_bytes)
 
 

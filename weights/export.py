@@ -25,7 +25,7 @@ from common.commands import command
 from common.configurator import PathName, build, load
 from common.errors import Failure, UserError, one_line, printable, run
 from common.files import leftovers, partial, remedy, remove, share, sync
-from parts.architectures import ARCH, without_effect
+from parts.architectures import ARCH, UNSEEN, without_effect
 from weights.card import model_card
 from weights.checkpoint import open_run
 from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS, usual_sizes
@@ -46,7 +46,7 @@ def complete(word, values, tensors):
     if "blocks.0.attn.conv.weight" in tensors:  # (channels, tokens)
         v["conv"] = tensors["blocks.0.attn.conv.weight"].shape[1]
     if v["mixer"] == "mamba2":
-        v["state_size"] = tensors["blocks.0.attn.wq.weight"].shape[0]
+        v["state_size"] = v["state_size"] or max(1, v["n_embd"] // 2)
     fill_in(v)
     if v["bias"] is True:
         v["bias"] = "all"
@@ -54,10 +54,7 @@ def complete(word, values, tensors):
         v["bias"] = "none"
 
     ignored = {
-        "dropout",
-        "attn_dropout",
-        "multiple_of",  # mlp_width has the width
-        "ffn_dim_multiplier",
+        *UNSEEN,  # mlp_width has the width
         *without_effect(v),
         *(ROPE_NUMBERS.keys() - ROPE_READS.get(v["rope_scaling"], set())),
     }
@@ -73,13 +70,8 @@ def fill_in(values):
 def describe(kind, v):
     """A family's config.json for our values v, as far as the family can express them."""
     family = FAMILIES[kind]
-    config = {
-        "model_type": kind,
-        "architectures": [family.architecture],
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
+    config = {"model_type": kind, "architectures": [family.architecture]}
+    config |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     for ours, key in family.keys.items():
         value = v[ours]
         if ours == "rope_scaling":
@@ -131,7 +123,9 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     v, effective = complete(word, values, tensors)
     configs = {kind: describe(kind, v) for kind in kinds}
     lost = {kind: lost_values(config, v, effective) for kind, config in configs.items()}
-    kind = min(kinds, key=lambda kind: len(lost[kind]))
+    # LlamaConfig refuses heads that do not divide n_embd; MistralConfig, else the same, does not.
+    uneven = v["n_embd"] % v["n_head"] > 0
+    kind = min(kinds, key=lambda kind: (len(lost[kind]), uneven and kind == "llama"))
     if lost[kind]:
         parts = ", ".join(f"{key}={value}" for key, value in lost[kind].items())
         what = f"no family of models has {parts} (the closest is {kind})"

@@ -276,7 +276,9 @@ MIXTRAL = LLAMA._replace(
         n_experts=Key("num_local_experts", 8),
         top_k=Key("num_experts_per_tok", 2),
     ),
-    fixed=ROPE_FIXED | dict(hidden_act=SILU, layer_types=None),
+    fixed=ROPE_FIXED
+    | dict(hidden_act=SILU, layer_types=None)
+    | dict(num_local_experts=lambda c: max(2, c["num_local_experts"])),  # ours has no router for 1
     names=[
         *(named for named in LLAMA.names if ".mlp." not in named[0]),
         layer("block_sparse_moe.gate", "mlp.router"),

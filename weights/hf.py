@@ -364,9 +364,9 @@ def load_tokenizer(name, key="init_from"):
         stored = checkpoint.read(checkpoint.find(path))[2]
         check_form(stored, f"{key}={name}", "give the model's own folder or name")
         return tokenizer_from_json(stored)
-    content = read_json(path / "tokenizer.json", "prepare the text with a tokenizer of ours")
+    fix = "write it with transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
+    bare = {"kind": "model", "tokenizer": read_json(path / "tokenizer.json", fix)}
     fix = "download the file again, or prepare the text with a tokenizer of ours"
-    bare = {"kind": "model", "tokenizer": content}
     tokenizer = tokenizer_from_json(bare, path / "tokenizer.json", fix)
     marks = read_marks(path, tokenizer.library)
     tokenizer.chat = marks["chat"]

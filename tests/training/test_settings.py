@@ -247,11 +247,13 @@ def test_pretrained_weights_go_on_training(pretrained, data_dir, tmp_path, resum
 
 def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monkeypatch, capsys):
     run = pretrained[1]
-    made([*run, "--block_size=64"])
+    made([*run, "--block_size=64", "--window=4"])
     printed = capsys.readouterr()
     assert "note: block_size shortened from 64 to 16" in printed.out
+    assert "note: window 0 -> 4: not as in the model of these weights" in printed.out
     assert printed.err.count("tokenizer cannot be read") == 1
     assert "weights of a llama model" in message(train.main, [*run, "--model=gpt2"])
+    assert "rope_scaling none -> llama3" in message(train.main, [*run, "--arch=llama3"])
     words = message(train.main, [*run, "--vocab_size=30"])
     assert "vocab_size=20 is below" in words or "leave out the keys" in words
     monkeypatch.setattr("weights.hf.same_tokens", lambda name, tokenizer: False)

@@ -334,6 +334,7 @@ def test_a_run_goes_on_from_the_weights_of_another_with_fewer_positions(start, t
     assert not start("shorter", f"{weights} --block_size=8")
     for size in ("--block_size=64", "--n_layer=3"):
         assert "keys that change the architecture" in message(start, "other", f"{weights} {size}")
+    assert "n_head 2 -> 4" in message(start, "other", f"{weights} --n_head=4")
     assert not start("same", weights)
     before, after = (losses(tmp_path / name, "val_loss") for name in ("run", "same"))
     assert after[0] == (0, pytest.approx(before[-1][1], abs=1e-5))

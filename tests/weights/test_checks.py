@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import train
 from common.configurator import keys
-from common.errors import Failure, UserError
+from common.errors import Failure
 from helpers.checkpoints import edit_json, reseal, resume
 from helpers.formats import refused
 from parts.architectures import ARCH, MODEL_KEYS, configure, make
@@ -130,10 +130,11 @@ def test_what_does_not_fit_into_memory_is_one_line_before_it_is_made(out, data_d
     monkeypatch.setattr(checks, "memory_here", lambda: 4 * 1128)
     assert checkpoint.open_run(out)  # 1,128 parameters
     where = ["--device=cpu", f"--data_dir={data_dir}", "--dataset=words", f"--out_dir={out}-new"]
+    where += ["--model=llama", "--n_head=1", "--n_layer=1", "--block_size=8", "--multiple_of=8"]
     with pytest.raises(Failure, match="out of memory: .*choose a smaller model"):
-        train.main([*where, "--model=llama", "--n_embd=8", "--n_head=2", "--n_layer=1"])
-    with pytest.raises(UserError, match="no model has these sizes"):
-        train.main([*where, "--model=llama", "--n_embd=1000000000000000", "--n_head=1"])
+        train.main([*where, "--n_embd=4"])
+    assert not train.main([*where, "--n_embd=4", "--eval_only"]).status  # it has no gradients
+    assert "no model has these sizes" in refused(train.main, [*where, "--n_embd=1000000000000000"])
     monkeypatch.setattr(checks, "memory_here", lambda: 4 * 1127)
     with pytest.raises(Failure, match="out of memory: 1,128 parameters"):
         checkpoint.open_run(out)

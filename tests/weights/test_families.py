@@ -22,7 +22,6 @@ from weights.hf import to_ours
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = dict(block_size=64, vocab_size=99, n_layer=2, n_head=4, n_embd=32)
 WORD = {"gpt2": "gpt2", "bloom": "gpt2", "falcon": "gpt2", "gpt_neox": "gpt2"}
 cases = pytest.mark.parametrize("case", CASES)
 
@@ -143,36 +142,36 @@ def test_absent_keys_mean_what_they_mean_upstream(kind):
                 assert flat[name] == value, key
 
 
-@pytest.mark.parametrize("arch", ARCH)
-def test_named_architectures(arch, tmp_path):
-    """--arch=NAME, random weights: the model_type that it is exported as, or the part that no
-    family has."""
-    sizes = dict(block_size=64, vocab_size=99, n_layer=2, n_head=8, n_embd=64)
+CHANGED = [  # architectures with another part or size
+    ("gpt-neox", dict(bias="none")),  # transformers has it with biases only
+    ("llama", dict(n_head=5, head_dim=8)),  # LlamaConfig refuses that; Mistral's is the same model
+    ("mamba2", dict(low_rank=4)),
+    ("mixtral", dict(n_experts=1, top_k=1)),
+]
+
+
+@pytest.mark.parametrize("arch, changes", [*((arch, {}) for arch in ARCH), *CHANGED])
+def test_named_architectures(arch, changes, tmp_path):
+    """The model_type that --arch=NAME is exported as, or the part that no family has."""
+    sizes = dict(block_size=64, vocab_size=99, n_layer=2, n_head=8, n_embd=64) | changes
     made = random_weights(make(configure({"model": "gpt2", "arch": arch} | sizes)).eval(), 0.4)
     blocked = {
+        "low_rank": "has low_rank=4 .*mamba2",
+        "n_experts": "n_experts=1",
         "transformer2017": "block=post, .*position=sinusoidal",
         "balanced": "mlp=gelu",
         "gpt-oss": "attn_extra=sink",
         "deepseek-v3": "mixer=mla",
         "qwen3-next": "mixer=gated_delta",
     }
-    if arch in blocked:
-        with pytest.raises(UserError, match=blocked[arch]):
+    for word in blocked.keys() & {arch, *changes}:
+        with pytest.raises(UserError, match=blocked[word]):
             to_hf("gpt2", vars(made.config), made.state_dict())
         return
     config, tensors = to_hf("gpt2", vars(made.config), made.state_dict())
-    kinds = {"llama2-70b": "llama", "llama3": "llama"}
+    llama = "mistral" if "head_dim" in changes else "llama"
+    kinds = {"llama": llama, "llama2-70b": "llama", "llama3": "llama"}
     assert config["model_type"] == kinds.get(arch, arch.replace("-", "_"))
     reference, info = opened(tmp_path, config, tensors)
     assert not any(info.values())
     assert difference(reference, made.double(), tokens(2, 61)) < 1e-3
-
-
-def test_biases_that_are_not_there_are_zero():
-    """A GPT-NeoX without biases, which transformers has only with them."""
-    made = make(configure({"arch": "gpt-neox", "bias": "none"} | SMALL))
-    made = random_weights(made.double().eval(), 0.4)
-    config, tensors = to_hf("gpt2", vars(made.config), made.state_dict())
-    word, values, weights = to_ours(config, tensors)
-    idx = tokens(2, 61)
-    assert (ours(word, values, weights)(idx)[0] - made(idx)[0]).abs().max() < 1e-12

@@ -287,6 +287,7 @@ def test_names_that_ask_no_network(saved, tmp_path, monkeypatch):
     assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
     shutil.copytree(saved / "single", "gpt2")  # a folder comes first, as in transformers
     assert load_pretrained("gpt2")[0] == "llama"
+    assert "tokenizer.json): write it with transformers" in refused(hf.load_tokenizer, "gpt2")
 
 
 def test_the_hub_out_of_reach(monkeypatch, tmp_path):
