@@ -67,22 +67,20 @@ class Attention(nn.Module):
         mask = None
         if cache is not None:
             k, v, mask = cache.update(k, v)  # past and new: k, v (B, H, S, D)
+        causal = mask is None and T > 1  # a whole text; a single new token (T = 1) sees all S keys
         p = self.dropout.p if self.training else 0.0
-        # Without a mask, a whole text is causal; a single new token (T = 1) sees all S keys.
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p
-        )
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=p)
         y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side
         return self.dropout(self.wo(y))
 
 
 def gelu(x):
-    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))). F.gelu is one fused kernel. Code
-    compiled for a CPU cannot use it, so there the formula is written out, by 1 + tanh(u) =
-    2 sigmoid(2u), the faster form."""
+    """GPT-2's GELU, x/2 (1 + tanh(u)), where u = sqrt(2/pi) (x + 0.044715 x³). F.gelu is one fused
+    kernel, which code compiled for a CPU cannot use. There we write x sigmoid(2u), which is equal,
+    since 1 + tanh(u) = 2 sigmoid(2u), and faster."""
     if x.is_cuda or not torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
-    return x * torch.sigmoid(math.sqrt(8 / math.pi) * x * (1 + 0.044715 * x * x))
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x))
 
 
 class MLP(nn.Module):
@@ -135,11 +133,11 @@ class GPT(nn.Module):
         | every other matrix         | N(0, 0.02)                                                 |
         | norm weights, biases       | 1, 0                                                       |
         """
-        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, p in self.named_parameters():
-            if p.dim() == 2:
-                residual = name.endswith(("wo.weight", "down.weight"))
-                nn.init.normal_(p, 0.0, residual_std if residual else 0.02)
+            if name.endswith(("wo.weight", "down.weight")):
+                nn.init.normal_(p, 0.0, 0.02 / math.sqrt(2 * self.config.n_layer))
+            elif p.dim() == 2:
+                nn.init.normal_(p, 0.0, 0.02)
             else:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
 

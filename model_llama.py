@@ -79,7 +79,8 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
+        self.n_head = config.n_head
+        self.n_kv_head = config.n_kv_head
         kv_width = config.n_embd // config.n_head * config.n_kv_head  # K D
         self.wq = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.wk = nn.Linear(config.n_embd, kv_width, bias=False)
@@ -92,14 +93,15 @@ class Attention(nn.Module):
         q = self.wq(x).view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
         k = self.wk(x).view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
         v = self.wv(x).view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
-        q, k = rotate(q, *rope), rotate(k, *rope)
+        q = rotate(q, *rope)
+        k = rotate(k, *rope)
         mask = None
         if cache is not None:
             k, v, mask = cache.update(k, v)  # past and new: k, v (B, K, S, D)
+        causal = mask is None and T > 1  # a whole text; a single new token (T = 1) sees all S keys
         p = self.dropout.p if self.training else 0.0
-        # Without a mask, a whole text is causal; a single new token (T = 1) sees all S keys.
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p, enable_gqa=True
+            q, k, v, attn_mask=mask, is_causal=causal, dropout_p=p, enable_gqa=True
         )
         y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side
         return self.dropout(self.wo(y))
@@ -110,8 +112,8 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        multiplier = config.ffn_dim_multiplier or 1
-        width = int(multiplier * int(2 * 4 * config.n_embd / 3))  # rounded as in Meta's code
+        width = int(2 * 4 * config.n_embd / 3)  # two thirds of 4C, so that three matrices cost two
+        width = int((config.ffn_dim_multiplier or 1) * width)  # rounded twice, as in Meta's code
         width = config.multiple_of * math.ceil(width / config.multiple_of)
         self.gate = nn.Linear(config.n_embd, width, bias=False)
         self.up = nn.Linear(config.n_embd, width, bias=False)
@@ -158,11 +160,11 @@ class Llama(nn.Module):
         | every other matrix         | N(0, 0.02)                                                 |
         | norm weights, biases       | 1, 0                                                       |
         """
-        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, p in self.named_parameters():
-            if p.dim() == 2:
-                residual = name.endswith(("wo.weight", "down.weight"))
-                nn.init.normal_(p, 0.0, residual_std if residual else 0.02)
+            if name.endswith(("wo.weight", "down.weight")):
+                nn.init.normal_(p, 0.0, 0.02 / math.sqrt(2 * self.config.n_layer))
+            elif p.dim() == 2:
+                nn.init.normal_(p, 0.0, 0.02)
             else:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
 

@@ -153,10 +153,10 @@ def write_samples(model, tokenizer, wanted, config, show=lambda piece: None, sam
     explain = config.jsonl or config.show_probs
     ids = [tokenizer.prompt(prompt) for prompt, _ in wanted]
     samples = []
-    for (prompt, _), prompt_ids in zip(wanted, ids, strict=True):
+    seeds = []
+    for (prompt, number), prompt_ids in zip(wanted, ids, strict=True):
         samples.append(Sample(prompt, prompt_ids, tokenizer, config.stop, explain))
-    numbers = [number for _, number in wanted]
-    seeds = [seed_for(config.seed, n, *prompt) for n, prompt in zip(numbers, ids, strict=True)]
+        seeds.append(seed_for(config.seed, number, *prompt_ids))
     idx, pad = ragged(ids, next(model.parameters()).device)  # (B, T)
     reading = {"context": config.context, "vocab_size": tokenizer.vocab_size, "pad": pad}
     sampler = sampler or steps
@@ -385,7 +385,7 @@ def build_config(values):
 
 
 def main(argv):
-    # moved: for a key of another command, load raises this whole command, with the values in argv.
+    # moved: a key that another command has now is refused, with that command to paste.
     given = configurator.load(argv, [SampleConfig], __doc__, renamed=moved(argv))
     if given.words:
         word = given.words[0]

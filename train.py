@@ -119,7 +119,7 @@ class Run:
     unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
     changing: bool = False  # whether a step is half done, so that nothing may be saved
     hold: run_folder.Hold | None = None  # of its folder, on rank 0 while it trains
-    progress: Callable = lambda *counted: None  # takes a split, its batches scored, all of them
+    progress: Callable = lambda *counted: None  # (name of a split, batches scored, all batches)
 
     def __post_init__(self):
         size = self.config.batch_size
@@ -128,7 +128,7 @@ class Run:
         self.step_samples = size * count
         self.step_tokens = self.step_samples * self.model.config.block_size  # in the global batch
         self.has_experts = bool(moe.layers_of(self.model))
-        self.has_means = any(hasattr(m, "running_mean") for m in self.model.modules())  # batchnorm
+        self.has_running_means = any(hasattr(m, "running_mean") for m in self.model.modules())
 
 
 def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring=None):
@@ -152,8 +152,8 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
     flops = 6 * description.used_parameters(model) * tokens
     given = settings.command_line.values.get("compile", "auto")
-    asked = settings.state is None or given != "auto"
-    reason = "as asked" if asked else "as when this run began"
+    is_kept = settings.state is not None and given == "auto"
+    reason = "as when this run began" if is_kept else "as asked"
     runtime.choose_compile(config.compile, flops, reason)
     kind = runtime.device.split(":")[0]
     device = kind if config.device == "auto" else config.device
@@ -166,6 +166,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     # AdamW updates all parameters; if Muon is chosen, it takes over the matrices of the blocks.
     optimizers = make_optimizers(model, config, runtime)
     loss_module = make_loss(model)
+    compiled = net.compiled(loss_module, model, runtime)
     accumulates = config.gradient_accumulation_steps > runtime.world_size  # in each rank
     saved_config = asdict(config) | asdict(model.config) | settings.own
     run = Run(
@@ -175,7 +176,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
         samples=data.batches,
         model=model,
         loss_module=loss_module,
-        net=ranks.with_ddp(net.compiled(loss_module, model, runtime), model, runtime, accumulates),
+        net=ranks.with_ddp(compiled, model, runtime, accumulates),
         optimizers=optimizers,
         scaler=torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16"),
         step=state["step"],
@@ -225,11 +226,11 @@ def train_step(run):
         all_targets = ranks.all_reduce_sum(own_targets, runtime)
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
-    # micro-batch. The net gives the mean loss of a micro-batch's targets. It is weighted by their
-    # share of all targets, and by world_size, since averaging the ranks divides by it. One division
-    # does both, by what is, without masks, the exact number of this rank's micro-batches.
+    # micro-batch. The net gives the mean loss of a micro-batch's targets. Its weight is their share
+    # of all targets, n_targets / all_targets, times world_size, since the ranks are averaged. We
+    # divide by the inverse: without masks it is the number of this rank's micro-batches, exactly.
     loss_sum = torch.zeros((), device=runtime.device)
-    run.changing = run.has_means
+    run.changing = run.has_running_means  # a forward pass changes the means of batchnorm
     for number, inputs, n_targets in micro_batches:
         torch.manual_seed(seed_for(config.seed, DROPOUT, run.step, number))
         is_last = number == micro_batches[-1].number
@@ -269,15 +270,15 @@ def update_weights(run, lr):
         norm = norm.full_tensor()
 
     # At a scale of 1 the gradients themselves are not finite: read_steps ends the run.
-    overflow = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
+    skipped = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
     for group in groups:
         group["lr"] = lr * group.get("rate", 1.0)  # adam_rate, for AdamW beside Muon
     for optimizer in run.optimizers:
-        if not overflow:
+        if not skipped:
             scaler.step(optimizer)
         optimizer.zero_grad()
     scaler.update()  # halves the scale after an overflow, doubles it after 2000 good steps
-    return norm, overflow
+    return norm, skipped
 
 
 def read_steps(run):
@@ -285,7 +286,7 @@ def read_steps(run):
     newest. Raises FloatingPointError if one is not finite."""
     numbers = torch.stack([torch.stack([loss, norm]) for _, loss, norm, _ in run.unread]).tolist()
     for (step, _, _, skipped), (loss, norm) in zip(run.unread, numbers, strict=True):
-        if not math.isfinite(loss) or not (math.isfinite(norm) or skipped):
+        if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
             where = f"at step {step}, learning rate {learning_rate(step - 1, run.config):.3g}"
             raise FloatingPointError(f"loss {loss:.4g}, gradient norm {norm:.4g} {where}")
     run.unread.clear()
@@ -318,7 +319,7 @@ def evaluate(run, split, limit, stop=None, name=""):
         inputs = [to_device(array, runtime.device) for array in arrays]
         with runtime.autocast():
             value = scored(*inputs, measured=bool(split.measures))  # of pairs, answers too
-        # The rows of all ranks are added up, so a batch of another rank has a row here too, of 0.
+        # A row for each batch of the group, 0 where another rank scored it: the ranks add them up.
         for rank, (_, y, *_) in enumerate(group):
             values.append(value)
             counts.append(split.counts(y) if rank == runtime.rank else (0, 0))
@@ -381,8 +382,7 @@ def train(run, log, stop):
 
         # Wait for the device only where the results are needed.
         report_due = run.step % run.config.log_interval == 0
-        wanted = report_due or log.time_left_due() or stop.status or evaluation_due(run)
-        if wanted or clock.is_new:
+        if report_due or clock.is_new or log.time_left_due() or stop.status or evaluation_due(run):
             count = len(run.unread)
             loss, norm = read_steps(run)
             seconds = clock.read(count)  # of a step
@@ -394,7 +394,7 @@ def train(run, log, stop):
         if log.broken and not stop.status:  # nothing takes our output any more (`| head`): stop
             stop.status = errors.BROKEN_PIPE
 
-    # Also before the first step: the keys that a resume overrides are saved with the checkpoint.
+    # A resumed run that is stopped before its first step saves too: its keys may have changed.
     if stop.status and (run.saved != run.step or clock.is_new):
         save(run)
     return stop.status, clock.median_speed()

@@ -38,7 +38,7 @@ from bench.ablation.progress import doing, print_plan, say
 from bench.ablation.schedule import pending_jobs, report_jobs, run_sweep
 from bench.ablation.settings import read
 from bench.ablation.sweep import make_sweep
-from bench.settings import plan as plans
+from bench.settings import plan as settings_plan
 from common.runtime import StopRequest
 
 
@@ -67,8 +67,8 @@ def run_one(sweep, start=runs.run_local):
         if not completed:
             command = printable(runnable(sweep.command), keep="\n")
             text = f"stopped and saved; the same command continues:\n{command}"
-            if tell(text, sys.stdout):
-                tell(text)
+            if tell(text, sys.stdout):  # it refuses the text
+                tell(text)  # on stderr
             return stop.status
         with doing("writing the report"):
             from bench.ablation import report  # pandas and matplotlib take a second to import
@@ -84,8 +84,8 @@ def run_one(sweep, start=runs.run_local):
 
 
 def complete(sweep, stop, start):
-    """Run all runs of a sweep. Returns False if it was stopped midway, also where the terminal has
-    closed, which refuses what is printed then."""
+    """Run all runs of a sweep. Returns False if it was stopped midway. A terminal that closes stops
+    it, too: it sends a signal, and then refuses what is printed."""
     try:
         return run_sweep(sweep, stop, start)
     except OSError:
@@ -96,7 +96,7 @@ def complete(sweep, stop, start):
 
 def show_plan(sweep):
     """Time the arms, and print the plan. Returns the new rows of costs.jsonl."""
-    sweep.read_rows()
+    sweep.load_rows()
     jobs = pending_jobs(sweep)
     new_costs = []
     if sweep.machine.is_here and (jobs or not sweep.config.dry_run):
@@ -153,10 +153,10 @@ def run_all(argv, trainer=runs.TRAINER):
 
 
 def main(argv, trainer=runs.TRAINER):
-    if plans.is_asked(argv):
-        from bench.settings import sweep as many  # here, since other sweeps do not need it
+    if settings_plan.is_asked(argv):
+        from bench.settings import sweep as settings_sweep  # here, since other sweeps do without
 
-        return many.main(argv, __doc__)
+        return settings_sweep.main(argv, __doc__)
     status, _ = run_all(argv, trainer)
     return status
 

@@ -205,15 +205,15 @@ def across_settings(settings, config):
         for arm, losses in groups.items():
             se = float(np.sqrt(variance * (1 / len(losses) + 1 / len(base))))
             gain = np.mean(base) - np.mean(losses)
-            gained.append((arm, setting, gain, se, -int(math.inf in losses)))
-    gained = [each for each in gained if each[0] != config.base]
+            row = {"part": arm, "setting": setting, "log_worth": gain, "se": se}
+            gained.append(row | {"censored": -1 if math.inf in losses else 0})
+    gained = [row for row in gained if row["part"] != config.base]
     if without:
         what = "Settings left out, where the base has no run or diverged"
         notes.append(f"{what}: {', '.join(sorted(without))}.")
     if not gained:
         raise UserError("no setting has a base and another arm", "setting", "add their runs")
-    keys = ("part", "setting", "log_worth", "se", "censored")
-    columns = dict(zip(keys, map(list, zip(*gained, strict=True)), strict=True))
+    columns = {key: [row[key] for row in gained] for key in gained[0]}
     gains = np.array(columns["log_worth"])
     lowest = gains[np.isfinite(gains)].min(initial=0)  # a run that diverged is below all others
     columns["log_worth"] = np.maximum(gains, lowest)

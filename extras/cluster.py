@@ -140,7 +140,7 @@ def run_on_ray(jobs, sweep, stop):
 def emit(sweep, options=""):
     """Gather the runs that have ended, and write the array job of the phase that comes next.
     Returns the exit status."""
-    sweep.read_rows()
+    sweep.load_rows()
     if sweep.config.dry_run:
         print(f"{len(schedule.pending_jobs(sweep))} runs")
         return 0

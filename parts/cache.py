@@ -51,7 +51,7 @@ class State:
     def __init__(self, cache):
         self.cache = cache
         self.past = 0  # inputs that a short convolution sees before each token
-        # {name: (B, past + n, channels)}, n of them for tokens that may be forgotten
+        # {name of a convolution: its last inputs (B, past + n, channels)}, so that n can be dropped
         self.inputs = {}
 
     def without_padding(self, x):
@@ -228,7 +228,7 @@ class KVCache:
         self.slots = None  # (B or 1, capacity) positions of all tokens there is room for
         self.pos = None  # (B or 1, T) positions of the tokens last announced
         self.kpos = None  # (B or 1, S) positions of all tokens read so far
-        self.plain = True  # whether no mask is needed
+        self.needs_mask = False
         self.made = None  # the mask, once made
 
     def __getitem__(self, i):
@@ -256,7 +256,7 @@ class KVCache:
         self.pos = self.kpos[:, start:].clamp(min=0)
 
         # A whole prompt is plainly causal, and a single token sees everything: no mask.
-        self.plain = self.pad is None and (start == 0 or idx.size(1) == 1)
+        self.needs_mask = self.pad is not None or (start != 0 and idx.size(1) != 1)
         self.made = None
         return self.pos
 
@@ -264,7 +264,7 @@ class KVCache:
     def mask(self):
         """The mask of all tokens read so far, (B or 1, 1, T, S), or None for no mask. Made when the
         first layer asks for it: rings and recurrent states do not."""
-        if self.made is None and not self.plain:
+        if self.made is None and self.needs_mask:
             self.made = visible(self.pos, self.kpos)
         return self.made
 

@@ -50,13 +50,13 @@ class NoInitialValues(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def without_numbers(c):
-    """The model of a configuration, with shapes but without memory."""
-    return without_memory(tuple(vars(c).items()))
+def meta_model(c):
+    """The model of a configuration on the meta device: with shapes but without memory."""
+    return made_once(tuple(vars(c).items()))
 
 
 @lru_cache(maxsize=256)
-def without_memory(items):
+def made_once(items):
     with torch.device("meta"), NoInitialValues():
         return Variant(SimpleNamespace(**dict(items))).eval()
 
@@ -76,7 +76,7 @@ def mlp_width(c):
 def parameter_table(c):
     """{part: parameters}, exact. `attention` is the mixer, of any kind. `norms` has all other
     parameters of a block, also the parameters of the slot residual."""
-    model = without_numbers(c)
+    model = meta_model(c)
     mixers = count(*(block.attn for block in model.blocks))
     mlps = count(*(block.mlp for block in model.blocks))
     return {
@@ -96,7 +96,7 @@ def parameters(c):
 def active_parameters(c):
     """The parameters that one token uses: without the experts that are not chosen, and without the
     n-grams that are not there."""
-    model = without_numbers(c)
+    model = meta_model(c)
     unused = model.embed.unused() + sum(block.mlp.unused() for block in model.blocks)
     return parameters(c) - unused
 
@@ -104,7 +104,7 @@ def active_parameters(c):
 def flops_per_token(c, T):
     """FLOPs of one token's forward pass in a context of T, a multiply-add being 2, as torch's
     counter has them: matrices and mixers, not norms and activations. A matrix of n weights: 2n."""
-    model = without_numbers(c)
+    model = meta_model(c)
     matrices = [module.weight for module in model.modules() if isinstance(module, Linear)]
     flops = 2 * sum(matrix.numel() for matrix in matrices)
     flops += sum(conv.flops(T) for conv in short_convs(model))
@@ -122,7 +122,7 @@ def training_flops_per_token(c, T):
 
 def kv_bytes(c, T):
     """Bytes of keys and values, or of other states, after T tokens of one sequence, in float32."""
-    model = without_numbers(c)
+    model = meta_model(c)
     held = model.embed.held(T)
     held += sum(conv.held(T) for conv in short_convs(model))
     return 4 * (held + sum(block.attn.held(T) for block in model.blocks))

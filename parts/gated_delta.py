@@ -40,7 +40,8 @@ class GatedDelta(StateMixer):
     def forward(self, x, where, cache=None):
         H, N, P = self.shape
         q, k, v = self.convolved(x, cache)
-        q, k = (unit(precise(a).unflatten(-1, (H, N))) for a in (q, k))  # (B, T, H, N)
+        q = unit(precise(q).unflatten(-1, (H, N)))  # (B, T, H, N)
+        k = unit(precise(k).unflatten(-1, (H, N)))  # (B, T, H, N)
         v = v.unflatten(-1, (H, P))  # (B, T, H, P)
         beta = self.wb(x).sigmoid()  # (B, T, H)
         _, log_alpha = self.decay(self.wa(x))  # (B, T, H)
@@ -74,8 +75,9 @@ class GatedDelta(StateMixer):
         T = q.size(1)
         N = q.size(-1)
         P = v.size(-1)
-        inputs = (in_chunks(x).transpose(2, 3) for x in (q * N**-0.5, k, v, log_alpha, beta))
-        q, k, v, log_alpha, beta = (x.contiguous() for x in inputs)  # (n, B, H, c) and N, N or P
+        q = q * N**-0.5
+        inputs = [in_chunks(x).transpose(2, 3).contiguous() for x in (q, k, v, log_alpha, beta)]
+        q, k, v, log_alpha, beta = inputs  # q, k (n, B, H, c, N), v (n, B, H, c, P), (n, B, H, c)
         log_decay = log_alpha.cumsum(-1)
         left = decay_between(log_decay)  # (n, B, H, c, c)
         from_start = log_decay.exp()[..., None]  # (n, B, H, c, 1), the decay since the chunk began

@@ -68,7 +68,9 @@ class Mamba2(StateMixer):
         """
         T = q.size(1)
         H, P = v.shape[2:]
-        q, k, v = (in_chunks(x).contiguous() for x in (q, k, v))  # (n, B, c) and N, N or H, P
+        q = in_chunks(q).contiguous()  # (n, B, c, N)
+        k = in_chunks(k).contiguous()  # (n, B, c, N)
+        v = in_chunks(v).contiguous()  # (n, B, c, H, P)
         log_decay = in_chunks(log_alpha).cumsum(2)  # (n, B, c, H)
         from_start = log_decay.exp()[..., None]  # (n, B, c, H, 1), the decay since the chunk began
         to_end = (log_decay[:, :, -1:] - log_decay).exp()[..., None]  # and until it ends

@@ -132,13 +132,14 @@ class MoE(FeedForward):
         tokens = x.flatten(0, 1)  # (N, C)
         scores = self.scores(tokens)  # (N, E)
         chosen, shares = self.choose(scores)  # (N, k) each
-        counts = scores.new_zeros(scores.size(1), dtype=torch.long)
-        counts.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+        chosen = chosen.flatten()  # (N k)
+        counts = scores.new_zeros(scores.size(1), dtype=torch.long)  # (E) choices of each expert
+        counts.scatter_add_(0, chosen, torch.ones_like(chosen))
         if self.training and where is not None and where.routings is not None:
             where.routings.of_layers.append(self.routing(scores, counts))
 
-        order = chosen.flatten().argsort(stable=True)  # (N k) the choices, expert by expert
-        expert = chosen.flatten()[order]  # (N k)
+        order = chosen.argsort(stable=True)  # (N k) the choices, expert by expert
+        expert = chosen[order]  # (N k)
 
         def mapped(rows, matrices, bias):
             y = grouped(rows, matrices, counts)

@@ -218,11 +218,12 @@ class NoConv(Part):
 def conv_at(site, channels, config, name=None):
     """The convolution at a site of attention or of the MLP. Where the configuration names no sites,
     `conv` alone means attention's input. name: in the cache, where a site has two."""
+    sites = config.conv_sites.split(",")
     if config.conv_sites == "none":
-        width = config.conv if site == "input" else None
-    else:
-        width = (config.conv or 4) if site in config.conv_sites.split(",") else None
-    return SiteConv(channels, width, False, name or site) if width else NoConv()
+        sites = ["input"] if config.conv else []
+    if site not in sites:
+        return NoConv()
+    return SiteConv(channels, config.conv or 4, bias=False, name=name or site)
 
 
 def short_convs(model):

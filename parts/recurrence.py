@@ -76,16 +76,16 @@ class StateMixer(Mixer):
             return self.chunked(S, *inputs)[0]
 
         S = S if cache.states is None else cache.last()
-        spare = cache.cache.spare
-        rest = T - spare if max(1, spare) < T else 0  # tokens that are never forgotten again
+        spare = cache.cache.spare  # the last tokens, which the cache must be able to forget
+        prefix = T - spare if max(1, spare) < T else 0  # the tokens before them; none if T is 1
         outputs = []
         states = []
-        if rest:
-            y, S = self.chunked(S, *(x[:, :rest] for x in inputs))
+        if prefix:
+            y, S = self.chunked(S, *(x[:, :prefix] for x in inputs))
             outputs.append(y)
             states.append(S[:, None])
-        if rest < T:
-            y, after = self.recurrent(S, *(x[:, rest:] for x in inputs))
+        if prefix < T:
+            y, after = self.recurrent(S, *(x[:, prefix:] for x in inputs))
             outputs.append(y)
             states.append(after)
         cache.update(torch.cat(states, dim=1))
@@ -136,7 +136,7 @@ class Decay(Part):
 
 
 def chunk_size(T):
-    """(c, by how much T grows when the last chunk is filled up)."""
+    """(c, the tokens of all chunks, of which the last is filled up, over T)."""
     c = min(CHUNK, T)
     return c, math.ceil(T / c) * c / T
 
@@ -146,7 +146,7 @@ def in_chunks(x):
     T = x.size(1)
     c = min(CHUNK, T)
     if T % c:
-        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -T % c))
+        x = torch.cat((x, x.new_zeros(x.size(0), c - T % c, *x.shape[2:])), 1)
     return x.unflatten(1, (-1, c)).transpose(0, 1)
 
 

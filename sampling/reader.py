@@ -27,13 +27,13 @@ class Reader:
         self.pad = pad or [0]  # without padding, one entry serves all rows
         self.cache = None
         self.starts = None  # of each row, the first token in the cache
-        self.known = 0  # tokens of idx that are in the cache, or no longer in it
+        self.known = 0  # tokens of idx that were read, or left out for good
 
     def start(self, length):
-        """The first token that the model reads of a text of `length` tokens: 0 while the context
-        has room, then in steps of half the context."""
+        """The first of `length` tokens that the model reads: 0, or some half contexts later."""
         half = max(1, self.context // 2)
-        return half * max(0, -((self.context - length) // half))
+        beyond = max(0, length - self.context)  # tokens that have no room
+        return half * ((beyond + half - 1) // half)  # the halves to leave out, rounded up
 
     def room(self, length):
         """How many more tokens can be read before the start moves."""

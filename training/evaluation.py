@@ -14,25 +14,25 @@ def batch_sums(values, counts):
 
     values: the mean loss () of each batch, or the (3,) that a loss gives `measured`. counts: the
     `counts` of each batch, or zeros if another rank has scored it; then its sums are 0."""
-    values = torch.stack(values).cpu().double().reshape(len(counts), -1)
-    counts = torch.tensor(counts).double()
+    values = torch.stack(values).cpu().double().reshape(len(counts), -1)  # (n, 1 or 3)
+    counts = torch.tensor(counts).double()  # (n, 2): targets, rows
     sums = torch.cat([values[:, :1] * counts[:, :1], counts, values[:, 1:]], 1)
     return torch.where(counts[:, :1] > 0, sums, 0.0)  # without targets, no mean loss
 
 
 def mean_loss(sums):
     """Mean loss in nats per token of the batches that `batch_sums` returns."""
-    total, targets = sums.sum(0)[:2]
+    total, targets, *_ = sums.sum(0)
     return (total / targets).item()
 
 
 def measures(sums, names, prefix="val"):
     """{"val_" + name: share} of the measures beside the loss, from `batch_sums`. names: of the
     split's measures, none for running text."""
-    totals = sums.sum(0).tolist()
+    _, targets, rows, *totals = sums.sum(0).tolist()
     found = {}
-    for name, right, count in zip(names, totals[3:], totals[1:3], strict=False):
-        found[f"{prefix}_{name}"] = right / count
+    for name, total, count in zip(names, totals, (targets, rows), strict=False):
+        found[f"{prefix}_{name}"] = total / count
     return found
 
 

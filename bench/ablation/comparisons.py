@@ -101,7 +101,7 @@ def description(row, runs, losses, curve, plan, pooled):
     columns |= contrast(groups, pooled=pooled).columns()
     if row["kind"] == "replicate":
         return columns
-    # Two models differ on every text.
+    # Not of a replicate: over the text any two trained models differ, even two of the same arm.
     weights = {row["arm"]: 1 / len(own)} | dict.fromkeys(row["groups"][1], -1 / len(others))
     columns |= text_interval(runs, weights)
     columns |= on_test_split(runs, row["groups"])

@@ -120,13 +120,13 @@ def failures(groups):
 
 def outcome(p, p_tie, difference, counts):
     """(p, p of a tie, direction) of a test of the runs that learned, corrected for the runs that
-    did not learn; `failures` counts them. An arm with such runs can only be worse: by Fisher's p,
+    did not learn: counts of `failures`. An arm with such runs can only be worse: by Fisher's p,
     or by the p of its other runs, unless more of the base's runs did not learn. An arm without any,
     beside a base with some, can only be better. Neither is a tie."""
     k, n, c, m = counts
-    p = np.where((c > 0) & (k * m < c * n) & (difference > 0), 1, p)
-    of_the_others = np.where(difference > 0, p, 1)
-    p = np.where(k > 0, np.minimum(fisher(*counts), of_the_others), p)
+    worse = difference > 0
+    p = np.where(worse & (k * m < c * n), 1, p)  # k/n < c/m: more of the base's runs did not learn
+    p = np.where(k > 0, np.minimum(fisher(*counts), np.where(worse, p, 1)), p)
     return p, np.where(k + c > 0, 1, p_tie), np.where(k > 0, 1, difference)
 
 

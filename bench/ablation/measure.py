@@ -44,7 +44,7 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
         losses_at_ends(model, tokens, ends - before, T, size, runtime)
         for before, size in sizes.items()
     ]
-    window = interval(np.average(strides, 0, list(sizes.values())))
+    window = interval(np.average(strides, axis=0, weights=list(sizes.values())))
     entries = {}
     for n in times:
         entry = {"why": f"the validation text has {len(tokens):,} tokens"}
@@ -116,8 +116,7 @@ def measure_trained(job, device=None):
         measured["extrapolation"] = extrapolation(model, val_tokens, runtime)
     if "test" in load_meta(folder)["splits"]:
         config = SimpleNamespace(batch_size=job.values["batch_size"])
-        net = Loss(model)
-        run = SimpleNamespace(model=model, net=net, runtime=runtime, config=config)
+        run = SimpleNamespace(model=model, net=Loss(model), runtime=runtime, config=config)
         run.progress = lambda *counted: None
         test_split = open_split(folder, "test", block_size)
         measured["test_loss"] = mean_loss(train.evaluate(run, test_split, 0))

@@ -103,9 +103,9 @@ def mark_beyond_plan(lines, plan):
 
 
 def table(lines, plan, prices=()):
-    """The DataFrame of the lines of rows.jsonl of a plan, every run once: the last line counts, but
-    a failure replaces no result, no result a run that diverged, and no run of a machine apart a
-    run of the others. prices: lines of costs.jsonl, for the costs of each arm."""
+    """The DataFrame of the lines of rows.jsonl of a plan, each run once. On one machine the line
+    furthest right in STATUSES counts, and of equal ones the last. Of several machines, a line that
+    is current and has not failed. prices: lines of costs.jsonl, for the costs of each arm."""
     runs = pd.DataFrame([row_of(line, plan) for line in lines], columns=COLUMNS).astype(KINDS)
     order = runs.status.map(STATUSES.index).sort_values(kind="stable").index
     runs = runs.loc[order].drop_duplicates([*RUN, "machine"], keep="last")
@@ -209,7 +209,7 @@ def is_current(line, plan):
     facts = plan["arms"].get(line["arm"])
     if not facts or line.get("beyond_plan"):
         return False
-    if any(facts[key] not in ("", line.get(key)) for key in HASHES):
+    if any(facts[key] and facts[key] != line.get(key) for key in HASHES):  # "" fits every line
         return False
     rates = plan["chosen_lr"]
     if line["purpose"] == "curve":

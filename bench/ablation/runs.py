@@ -163,26 +163,26 @@ def drop_checkpoints(job):
 # ---------------------------------------------------------------- the row of a run
 
 
-def row_of(job, reason, seconds, device=None):
-    """The row of rows.jsonl of a run that ended, from its folder.
+def row_of(job, failure, seconds, device=None):
+    """The row of rows.jsonl of a run that ended, from its folder. failure: why it failed, or None.
 
     It has diverged if its loss or gradient was not finite, or if it ends with a higher loss than it
-    began with. It has failed if there is another reason, if it lacks its last evaluation, or if its
+    began with. Else it has failed if `failure` says so, if it lacks its last evaluation, or if its
     model cannot be measured (on `device`, None: the run's)."""
     rows = evaluations(job.out_dir)
     last_step = job.values["max_iters"]
     losses = final_losses(rows) if rows else {}
-    status = "diverged"
-    why = stored(job.out_dir, DIVERGED).get("reason")
-    if why is None and reason is None and (not rows or rows[-1]["step"] != last_step):
-        reason = f"it ended without the evaluation of step {last_step}"
-    if why is None and reason is None:
-        first = losses["first_val_loss"]
-        final = losses["final_val_loss"]
-        if first is not None and final > first:
-            why = f"the final loss {final:.4g} is above the initial {first:.4g}"
-    if why is None:
-        status = "failed" if reason else "done"
+    divergence = stored(job.out_dir, DIVERGED).get("reason")
+    if divergence is None and failure is None:
+        first = losses.get("first_val_loss")
+        final = losses.get("final_val_loss")
+        if not rows or rows[-1]["step"] != last_step:
+            failure = f"it ended without the evaluation of step {last_step}"
+        elif first is not None and final > first:
+            divergence = f"the final loss {final:.4g} is above the initial {first:.4g}"
+    status = "failed" if failure else "done"
+    if divergence is not None:
+        status = "diverged"
 
     row = {name: getattr(job, name) for name in [*RESULT, "out_dir"]}
     if status == "done":
@@ -191,10 +191,10 @@ def row_of(job, reason, seconds, device=None):
                 row |= measure_trained(job, device)
         except Exception as error:  # the row of a run must not end the sweep
             status = "failed"
-            reason = f"measuring the trained model: {type(error).__name__}: {one_line(error)}"
+            failure = f"measuring the trained model: {type(error).__name__}: {one_line(error)}"
     row |= {
         "status": status,
-        "reason": why or reason,
+        "reason": divergence or failure,
         "wall_seconds": round(seconds, 2),
         "command": job.command(),
     }
@@ -202,13 +202,10 @@ def row_of(job, reason, seconds, device=None):
     return row | {key: versions.get(key) for key in ("git_commit", "hardware")} | losses
 
 
-def with_halves(loss, row):
-    """[loss, loss of the first half of the text, of the second], from the row of an evaluation;
-    where it has no halves, the loss stands for them."""
-    losses = [loss]
-    for half, former in HALVES.items():
-        losses.append(row.get(half, row.get(former, loss)))
-    return losses
+def halves_of(row, loss):
+    """[loss of the first half of the text, of the second] from the row of an evaluation; where it
+    has no halves, `loss` stands for them."""
+    return [row.get(half, row.get(former, loss)) for half, former in HALVES.items()]
 
 
 def final_losses(rows):
@@ -217,22 +214,25 @@ def final_losses(rows):
     Where the last evaluation alone scored the whole split, the curve and the best loss are of the
     part that every evaluation scored."""
     last_row = rows[-1]
-    wrong = {}
     whole = last_row.get("whole_val_loss")
-    last = with_halves(last_row["val_loss"] if whole is None else whole, last_row)
-    points = [
-        [row["step"], *with_halves(row["val_loss"], row if whole is None else {})] for row in rows
-    ]
+    final = last_row["val_loss"] if whole is None else whole
+    final_tune, final_report = halves_of(last_row, final)
+    points = []
+    for row in rows:
+        loss = row["val_loss"]
+        halves = halves_of(row, loss) if whole is None else [loss, loss]
+        points.append([row["step"], loss, *halves])
+    wrong = {}
     for name, column in COLUMN_OF.items():
         right = last_row.get(f"report_{name}", last_row.get(f"val_{name}"))
         if right is not None:
             wrong[column] = 1 - right
     return wrong | {
-        "first_val_loss": points[0][1] if points[0][0] == 0 else None,
-        "final_val_loss": last[0],
-        "final_tune": last[1],
-        "final_report": last[2],
-        "best_val_loss": min(point[1] for point in points),
+        "first_val_loss": rows[0]["val_loss"] if rows[0]["step"] == 0 else None,
+        "final_val_loss": final,
+        "final_tune": final_tune,
+        "final_report": final_report,
+        "best_val_loss": min(row["val_loss"] for row in rows),
         "train_loss": last_row.get("train_loss"),
         "seconds": last_row.get("seconds"),
         "curve": points,

@@ -22,7 +22,7 @@ CONTROLS = 8  # runs of the base when another kind of machine continues a sweep
 
 
 def job_of(sweep, arm, seed, lr, purpose):
-    """The run of an arm. Its seed sets the order of the data for all arms, and its weights."""
+    """A run of an arm. A seed gives all arms one order of the data, and each its own weights."""
     values = dict(arm.values)
     if lr != 1:
         values["learning_rate"] *= lr
@@ -64,12 +64,11 @@ def tuning_jobs(sweep, names=None):
     if sweep.config.lr_grid == [1]:
         return []
     jobs = []
-    for number in range(TUNE_SEEDS):
+    for seed in range(TUNING_SEED, TUNING_SEED + TUNE_SEEDS):
         for name, grid in sweep.grids.items():
             if names is None or name in names:
                 for lr in grid:
-                    arm = sweep.arms[name]
-                    jobs.append(job_of(sweep, arm, TUNING_SEED + number, lr, "tune"))
+                    jobs.append(job_of(sweep, sweep.arms[name], seed, lr, "tune"))
     return jobs
 
 
@@ -110,7 +109,11 @@ def pending_jobs(sweep):
 def run_sweep(sweep, stop, start=runs.run_local):
     """Run all runs of a sweep. start(jobs, sweep, stop) runs jobs and yields (job, row) when one
     ends. Returns False if the sweep was stopped midway."""
-    return all(run_jobs(sweep, jobs, stop, start) for jobs in phases(sweep))
+    for jobs in phases(sweep):
+        run_jobs(sweep, jobs, stop, start)
+        if stop.status:
+            return False
+    return True
 
 
 def phases(sweep):
@@ -119,7 +122,7 @@ def phases(sweep):
     yield tuning_jobs(sweep)
     while choose_learning_rates(sweep):
         yield tuning_jobs(sweep)
-    sweep.write_plan()  # a row counts if it is of the rate in the plan
+    sweep.write_plan()  # with the rates: rows.is_current leaves out rows of other rates
     curve = curve_jobs(sweep)
     if curve:
         yield curve + report_jobs(sweep, names=[BASE], most=CURVE_SEEDS)
@@ -129,18 +132,17 @@ def phases(sweep):
 
 
 def run_jobs(sweep, jobs, stop, start):
-    """Run the jobs that are not done, and write their rows. Returns False if stopped."""
-    reports = any(job.purpose == "report" and job.key not in sweep.rows for job in jobs)
-    if reports and start is runs.run_local:
-        jobs = own_controls(sweep) + jobs
+    """Run the jobs that are not done, and write their rows, until all have ended or `stop`."""
     pending = [job for job in jobs if job.key not in sweep.rows]
+    if start is runs.run_local and any(job.purpose == "report" for job in pending):
+        jobs = own_controls(sweep) + jobs
+        pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
-        return not stop.status
+        return
     with RunBar(sweep, jobs) as bar:
         for job, row in start(pending, sweep, stop):
             sweep.keep_row(job, row)
             bar.ended(job, row)
-    return not stop.status
 
 
 def own_controls(sweep):

@@ -117,8 +117,8 @@ class Sweep:
         self.write_plan()
 
     def add_forms(self):
-        """Add to the fingerprints of the arms that are about to run the steps in the form of their
-        runs, where that is not eager float32."""
+        """Fingerprint again, in the form of their runs, the arms that are about to run compiled or
+        in 16 bits: the eight steps, as `form` of their lines."""
         if not self.machine.is_here:
             return
         pending = {job.arm for job in schedule.pending_jobs(self)}
@@ -135,7 +135,7 @@ class Sweep:
                     values = self.run_values(self.arms[line["arm"]])
                     line["form"] = fingerprint.compute_in_form(values, line["kind"])
 
-    def read_rows(self):
+    def load_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
         stored = read_rows(self.out / "rows.jsonl", rows.is_row)
         current = []
@@ -224,7 +224,6 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         arm.values |= settled
     for arm in arms.values():
         match_arm(arm, arms[BASE], config.match, data["vocab_size"])
-    for arm in arms.values():
         arm.config_hash = config_hash(arm, data, machine)
     with doing("computing the fingerprints of the arms") as show:
         fingerprints = identify(arms, data, config.out_dir, show)

@@ -70,14 +70,14 @@ def judge(runs, plan):
 
     missing = missing_arms(runs, plan)
     for row in comparisons:
-        row["reached"] = missing.isdisjoint(sum(row["groups"], []))
+        arms, others = row["groups"]
+        row["reached"] = missing.isdisjoint([*arms, *others])
         pools = facts.screening or row["kind"] == "replicate"
         row |= description(row, runs, losses, curve, plan, pooled if pools else None)
-    words = screened(judged, facts) if facts.screening else decided(judged, losses, facts)
-    for row, columns in zip(judged, words, strict=True):
-        row |= columns
+    found = screened(judged, facts) if facts.screening else decided(judged, losses, facts)
     failed = set(runs.arm[runs.current & (runs.purpose == "report") & (runs.status == "failed")])
-    for row in judged:
+    for row, columns in zip(judged, found, strict=True):
+        row |= columns
         row |= explanation(row, row["arm"] in failed, facts)
     look_ahead(judged, facts, pooled)
     for row in judged:
@@ -138,7 +138,7 @@ def decided(judged, losses, facts):
     for row in judged:
         groups = [pick(losses, arms) for arms in row["groups"]]
         if not row["reached"]:
-            groups = [np.empty(0), np.empty(0)]
+            groups = [np.empty(0), np.empty(0)]  # for which `compare` gives p = 1
         tests.append(compare(groups, facts.margin, least))
     p, p_tie, difference = np.array(tests, float).T  # [family] each
     found = contrasts.family_verdicts(p, p_tie, difference, facts.family)
@@ -157,7 +157,7 @@ def screened(judged, facts):
     same of "worse", "fails k of n" or "not seen"."""
     p = {}
     for row in judged:
-        if math.isfinite(row["low"]) or row["p_not_learned"] <= 1:
+        if math.isfinite(row["low"]) or not math.isnan(row["p_not_learned"]):
             p[row["arm"]] = row["p_not_learned"] if failing_word(row) else row["p"]
     p_holm = contrasts.holm(list(p.values()), facts.family)
     corrected = {arm: float(p_holm[place]) for place, arm in enumerate(p)}
@@ -211,7 +211,7 @@ def reasons_of(row):
         reasons.append("runs diverged")
     if row["stuck"]:
         reasons.append("runs did not learn")
-    if row["p_not_learned"] <= 1 and not failing_word(row):
+    if not math.isnan(row["p_not_learned"]) and not failing_word(row):
         reasons.append("runs of the other side did not learn")
     return reasons
 

@@ -16,7 +16,7 @@ CHOOSING = "val_loss_tune"
 REPORTED = "val_loss_report"
 
 
-def finite(points):
+def before_divergence(points):
     """The points (log rate, loss) below the first rate at which a run diverged."""
     wall = min((x for x, loss in points if math.isinf(loss)), default=math.inf)
     return [(x, loss) for x, loss in points if x < wall]
@@ -27,7 +27,7 @@ def curvature(curves):
     squares; None if no curve has three rates, or if it is not positive."""
     squares = 0.0
     products = 0.0
-    for points in map(finite, curves):
+    for points in map(before_divergence, curves):
         x = np.array([point[0] for point in points])
         y = np.array([point[1] for point in points])
         if len(set(x)) < 3:
@@ -52,7 +52,7 @@ def line_beside(points, curve):
 def best_place(points, curve, low, high):
     """The log rate in [low, high] at which the quadratic through the points is least. Without a
     curvature: the rate of the least mean loss. None if every run diverged."""
-    points = finite(points)
+    points = before_divergence(points)
     if not points:
         return None
     high = min(high, max(x for x, _ in points))
@@ -68,7 +68,7 @@ def value_at(points, curve, place):
     """(loss, share) of the quadratic through the points at a log rate. share: the variance of the
     loss, as a share of the variance of a run. Without a curvature: the mean of the runs at the rate
     that is nearest."""
-    points = finite(points)
+    points = before_divergence(points)
     x = np.array([point[0] for point in points])
     if curve is None or len(set(x)) == 1:
         nearest = min(set(x), key=lambda rate: abs(rate - place))
@@ -82,7 +82,7 @@ def value_at(points, curve, place):
 
 def residuals(points, curve):
     """(sum of squares, degrees of freedom) of the points about their quadratic."""
-    points = finite(points)
+    points = before_divergence(points)
     rates = len({x for x, _ in points})
     if not points:
         return 0.0, 0

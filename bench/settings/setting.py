@@ -188,7 +188,7 @@ class Course:
 
     def next_jobs(self):
         """The runs that can start now; [] if the setting is done. The next ones may depend on their
-        rows. Sets best_rate, admission and doublings on the way."""
+        rows. Sets best_rate and admission on the way."""
         self.best_rate = None
         self.admission = None
         tried = list(RATES)

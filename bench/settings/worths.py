@@ -145,7 +145,7 @@ def best_of(measured, name, points, shape, tuned):
     if tuned:
         choosing = measured.points(name, rates.CHOOSING)
         place = rates.best_place(choosing, shape[rates.CHOOSING], *NEAR)
-    if place is None or not rates.finite(points):
+    if place is None or not rates.before_divergence(points):
         return math.inf, 0.0, 0.0
     loss, share = rates.value_at(points, shape[rates.REPORTED], place)
     return loss, share, place
