@@ -361,8 +361,8 @@ def score(run, stop=None):
 
 
 def train(run, log, stop):
-    """Take all steps, and evaluate and save whenever that is due. Returns (exit status of a stop
-    signal or None, median tokens/s)."""
+    """Take all steps, and evaluate and save whenever that is due. Returns (exit status of a signal
+    that stopped it or None, median tokens/s)."""
     clock = terminal.Clock(run)
     run.progress = log.progress
     while True:
@@ -397,7 +397,8 @@ def train(run, log, stop):
     # A resumed run that is stopped before its first step saves too: its keys may have changed.
     if stop.status and (run.saved != run.step or clock.is_new):
         save(run)
-    return stop.status, clock.median_speed()
+    complete = run.step >= run.config.max_iters and not evaluation_due(run)
+    return None if complete else stop.status, clock.median_speed()
 
 
 def evaluation_due(run):
@@ -496,9 +497,8 @@ def train_or_evaluate(settings, build_run):
     hold = closing(run.hold) if run.hold else nullcontext()
     with hold, closing(StopRequest()) as stop:
         log = terminal.RunLog(run) if runtime.main else terminal.NoLog()
-        with terminal.explained(run, save):  # after an error: save, then explain
+        with closing(log), terminal.explained(run, save):  # after an error: save, then explain
             status, speed = train(run, log, stop)
-        log.close()
         if runtime.main and status:
             terminal.print_how_to_continue(run, log.broken)
         elif runtime.main and not log.broken:

@@ -68,22 +68,23 @@ class Runtime:
         CPU with bfloat16 instructions uses them. On a CPU, compiling takes half a minute and then
         saves a quarter of the time. asked: True, False or auto. why: the reason unless auto."""
         kind = self.device.split(":")[0]
-        compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+        usual = "clang++" if platform.system() == "Darwin" else "g++"  # torch tries no other
+        compiler = shutil.which(os.environ.get("CXX", usual))
         if asked is True and kind == "cpu" and not compiler:
             what = "torch.compile needs a C++ compiler on a CPU, and none was found"
-            raise UserError(what, "compile=True", "install g++, or leave compile out")
+            fix = f"install {usual}, name yours in CXX, or give --compile=False"
+            raise UserError(what, "compile=True", fix)
 
         trouble = cache_trouble() if asked else ""
         if asked is True and trouble:
-            fix = "name a folder that can be written, or leave compile out"
+            fix = "name a folder that can be written, or give --compile=False"
             raise UserError(trouble, "environment: TORCHINDUCTOR_CACHE_DIR", fix)
 
         self.compile = asked
         if asked == "auto":
             self.compile, why = compile_pays(kind, flops, compiler)
             if self.compile and trouble:
-                self.compile = False
-                why = trouble
+                self.compile, why = False, trouble
         if kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
             self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
             if self.compile or flops > BFLOAT16_PAYS:
@@ -241,14 +242,8 @@ def set_up(device="auto", dtype="auto"):
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
-    return Runtime(
-        device=device,
-        dtype=dtype,
-        rank=rank,
-        world_size=world_size,
-        reasons=[device_reason, dtype_reason],
-        auto_dtype=auto_dtype,
-    )
+    reasons = [device_reason, dtype_reason]
+    return Runtime(device, dtype, rank, world_size, reasons, auto_dtype=auto_dtype)
 
 
 def keep_freed_memory():

@@ -20,6 +20,7 @@ EPOCHS = 10  # more without dropout are warned of
 # twice as much "with sparsity"), of GPUs whose name has all of these words; the first that fits.
 PEAKS = {
     "B200": 2250,
+    "H200 NVL": 835,
     "H200": 989,
     "GH200": 989,
     "H100 PCIe": 756,
@@ -32,7 +33,7 @@ PEAKS = {
     "4090": 165,
     "3090": 71,
 }
-OTHER_CHIPS = {"Laptop", "MIG"}  # slower chips, or parts of one, with these names
+OTHER_CHIPS = {"Laptop", "MIG", "Ti", "D"}  # other chips, or parts of one, with these names
 
 
 def variant(run):

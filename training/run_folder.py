@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,23 +17,13 @@ from parts import moe
 from tokens.data import BITS_OF
 from weights import checkpoint
 
-WRITTEN = ("config.json", "log.jsonl", "loss.png")  # in each run folder
+WRITTEN = ("config.json", "log.jsonl", "log.csv", "loss.png", "latest", "best")  # by a run
 IN_PLACE = ("lock", "ckpt", "tensorboard", "runs", "paper")  # what runs and sweeps write in place
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
-CSV_COLUMNS = (
-    "step",
-    "loss",
-    "train_loss",
-    "val_loss",
-    "bits_per_byte",
-    "lr",
-    "grad_norm",
-    "tokens",
-    "seconds",
-    "milliseconds",
-    "tokens_per_second",
-    "mfu",
-)
+CSV_COLUMNS = """
+    step loss train_loss val_loss bits_per_byte lr grad_norm tokens seconds milliseconds
+    tokens_per_second mfu
+""".split()  # noqa: SIM905
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys whose value is a list
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
 USED = "continue with --init_from=resume, start anew with --overwrite, or choose another --out_dir"
@@ -325,7 +316,11 @@ def start_wandb(config, state, rows):
     names = {"project": project, "name": os.environ.get("WANDB_NAME", config["out_dir"])}
     charts = wandb.init(**names, config=config, id=state.get("wandb_id"), resume="allow")
     state["wandb_id"] = charts.id
-    return lambda row: charts.log(row, step=row["step"]), lambda: None  # it ends with the process
+
+    def close():  # not left to the exit of the process: os._exit ends a rank
+        charts.finish(exit_code=int(sys.exc_info()[0] is not None))  # 1 if an error ends the run
+
+    return lambda row: charts.log(row, step=row["step"]), close
 
 
 def start_csv(config, state, rows):

@@ -24,7 +24,7 @@ from common.configurator import (
     load,
 )
 from common.errors import UserError, speaks
-from common.runtime import find_device, memory_of, with_number
+from common.runtime import find_device, find_ranks, memory_of, with_number
 from parts.architectures import ARCH, MODEL_KEYS, UNSEEN, changes, configure
 from parts.variant import VariantConfig
 from tokens.data import BITS_OF
@@ -109,10 +109,11 @@ class TrainConfig:
             raise ValueError("out_dir is empty: name a folder")
 
 
-# Keys that determine the losses of a run, besides the data, the model and the machine.
+# Keys that determine the losses of a run, besides the data and the model.
 COURSE = """
     optimizer adam_rate schedule learning_rate min_lr warmup_iters lr_decay_iters max_iters
     batch_size gradient_accumulation_steps weight_decay beta1 beta2 grad_clip seed data_seed dtype
+    eval_tokens device compile
 """.split()  # noqa: SIM905
 # A checkpoint's "order" of the samples. Before it was stored, a cipher ordered more than LARGE.
 ORDER = "permutation"
@@ -123,6 +124,8 @@ RESOLVED = ("device", "dtype", "compile")
 # Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
 # one because the folder may have been moved.)
 ONE_START = ("versions", "overwrite", "eval_only", "split", "out_dir", "allow_data_change")
+# What a checkpoint's state holds of evaluations. Those of other tokens cannot be compared with it.
+EVALUATED = ("best_val_loss", "best_bits_per_byte", "best_step", "evaluated")
 # Keys of nanoGPT and of earlier versions that have another name here.
 RENAMED = {
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
@@ -205,6 +208,8 @@ def read_config(argv, usage, own=None, program="train.py"):
         state, stored, tokenizer = checkpoint.read(folder)
         del values["init_from"]  # the stored one stays: the model card names the base
         values = resume_values(stored, values, folder, keys(own) if own else {})
+        if values.get("eval_tokens") != stored.get("eval_tokens"):
+            state |= dict.fromkeys(EVALUATED)
     elif init_from != "scratch" and checkpoint.steps(init_from):
         folder = checkpoint.find(init_from)
         _, stored, tokenizer = checkpoint.read(folder)
@@ -225,6 +230,9 @@ def read_config(argv, usage, own=None, program="train.py"):
         what = "activation_checkpointing would count each batch twice in batchnorm's running means"
         fix = "give --activation_checkpointing=False, or choose another norm"
         raise UserError(what, "norm=batchnorm", fix)
+    if model.get("norm") == "batchnorm" and find_ranks()[1] > 1:
+        what = "each rank would evaluate with its own running means, and those of rank 0 are saved"
+        raise UserError(what, "norm=batchnorm", "train in one process, or choose another norm")
     own_values = asdict(build(own, values)) if own else {}
     return Settings(config, model, folder, tokenizer, state, given, own_values, program)
 
@@ -307,7 +315,8 @@ def resume_values(stored, given, folder, own=()):
 
     changed = changes(stored, now)
     for key, value in stored.items():
-        if now[key] != value:
+        same_kind = key == "device" and now[key].split(":")[0] == value.split(":")[0]
+        if now[key] != value and not same_kind:
             changed[key] = f"{key} {value} -> {now[key]}"
     fixed = (MODEL_KEYS | {"match"}) - {"arch"}  # arch only names the parts
     architecture = [text for key, text in changed.items() if key in fixed]
@@ -318,7 +327,7 @@ def resume_values(stored, given, folder, own=()):
     if now["dtype"] == "float16" and stored["dtype"] != "float16":
         what = f"a run in {stored['dtype']} cannot go on in float16: it stored no scale of the loss"
         raise UserError(what, "dtype=float16", "remove dtype")
-    course = [changed[key] for key in (*COURSE, *own, "device", "compile") if key in changed]
+    course = [changed[key] for key in (*COURSE, *own) if key in changed]
     if course:
         say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
 
@@ -352,9 +361,8 @@ def first_state(given, fingerprint):
         what = f"dataset={given.config.dataset} has changed since this run began"
         fix = "prepare the same text again, train in another out_dir, or give --allow_data_change"
         raise UserError(what, given.folder, fix)
-    if changed:  # losses on the old data cannot be compared with new ones
-        state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
-        state |= {"data": fingerprint, "order": ORDER}
+    if changed:
+        state |= dict.fromkeys(EVALUATED) | {"data": fingerprint, "order": ORDER}
     return state
 
 

@@ -28,6 +28,9 @@ def test_a_compile_cache_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
     runtime.choose_compile("auto", math.inf)
     assert runtime.compile
+    monkeypatch.setattr("shutil.which", {"clang++": "clang++"}.get)  # torch tries CXX alone
+    runtime.choose_compile("auto", math.inf)
+    assert not runtime.compile
 
 
 def test_the_hardware_of_a_run_is_that_of_its_device(monkeypatch):

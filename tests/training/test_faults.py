@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,9 +86,10 @@ def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     assert re.search(words, message(start, "run", "--max_iters=2"))
     start("run", "--max_iters=2 --overwrite --seed=5")
     assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/log.jsonl").write_text("mine")
-    assert re.search("not from train.py.*mine/log.jsonl", message(start, "mine", ""))
+    for name in ("log.jsonl", "log.csv", "latest", "best"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("mine")
+        assert re.search(f"not from train.py.*{name}/{name}", message(start, name, "--max_iters=1"))
     (tmp_path / "run/config.json").unlink()  # a folder with checkpoints is a run without it, too
     start("run", "--init_from=resume --max_iters=3")
     assert (tmp_path / "run/config.json").exists()
@@ -133,10 +135,15 @@ def test_a_stop_saves_and_says_so_whatever_its_streams_are(
 
 
 @pytest.mark.parametrize(
-    "function, saved",
-    [((train, "evaluate"), [0]), ((train, "train_step"), [1]), ((checkpoint, "write_files"), [2])],
+    "function, steps, saved",
+    [
+        ((train, "evaluate"), 50, [0]),
+        ((train, "train_step"), 50, [1]),
+        ((checkpoint, "write_files"), 50, [2]),
+        ((checkpoint, "write_files"), 2, [2]),  # the last one
+    ],
 )
-def test_a_stop_at_the_start_or_while_it_saves(start, tmp_path, monkeypatch, function, saved):
+def test_a_stop_at_the_start_or_in_a_save(start, tmp_path, monkeypatch, function, steps, saved):
     real = getattr(*function)
 
     def signalled(*arguments):
@@ -144,7 +151,7 @@ def test_a_stop_at_the_start_or_while_it_saves(start, tmp_path, monkeypatch, fun
         return real(*arguments)
 
     monkeypatch.setattr(*function, signalled)
-    assert start("run", "--max_iters=50 --eval_interval=2") == 129
+    assert start("run", f"--max_iters={steps} --eval_interval=2") == (129 if steps > 2 else 0)
     assert checkpoint.steps(tmp_path / "run") == saved
 
 
@@ -238,7 +245,7 @@ def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status, er
 
 
 def test_killed_inside_a_save_leaves_the_last_checkpoint(start, resume, tmp_path, monkeypatch):
-    """At whatever file the write stops: what was there is whole, leftovers go at the next save."""
+    """At whatever file the write stops: what was there is whole; leftovers and later steps go."""
     out = tmp_path / "run"
     start("run", "--max_iters=2")
     real, calls = files.sync, []
@@ -255,8 +262,11 @@ def test_killed_inside_a_save_leaves_the_last_checkpoint(start, resume, tmp_path
         resume("run", "--max_iters=4")
     monkeypatch.undo()
     assert checkpoint.steps(out) == [2] and list(out.glob("ckpt/.*.partial-*"))
+    with open(out / "log.jsonl", "a") as file:
+        file.write('{"step": 5, "lo')
     resume("run", "--max_iters=4")
     assert checkpoint.steps(out) == [2, 4] and len(list(out.glob("ckpt/*"))) == 2
+    assert [step for step, _ in losses(out)] == [1, 2, 3, 4]
 
 
 def test_full_disk_is_one_line_and_the_last_checkpoint_stays(start, resume, tmp_path, monkeypatch):
@@ -286,10 +296,8 @@ def test_full_disk_is_one_line_and_the_last_checkpoint_stays(start, resume, tmp_
     ],
 )
 def test_out_of_memory_names_what_would_fit(start, monkeypatch, batch, fix):
-    def step(*args):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
-
-    monkeypatch.setattr(train, "train_step", step)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+    monkeypatch.setattr(train, "train_step", Mock(side_effect=error))
     with pytest.raises(Failure, match=f"out of memory .*batch_size={batch}.*: {fix}"):
         start("run", f"--max_iters=2 --batch_size={batch}")
 

@@ -125,9 +125,8 @@ def test_nothing_is_written_through_a_link(data_dir, tmp_path):
     for name in ("lock", "ckpt", "tensorboard"):
         files.remove(out / name)
         (out / name).symlink_to(mine if name == "lock" else mine.parent)
-        assert re.search(
-            f"this is a link.*{out / name}", refused(run_folder.open_out_dir, out, True)
-        )
+        said = refused(run_folder.open_out_dir, out, True)
+        assert re.search(f"this is a link.*{out / name}", said)
         (out / name).unlink()
     (out / "rows.jsonl").symlink_to(mine)
     with pytest.raises(Failure, match="in the place of the link"):
@@ -224,6 +223,18 @@ def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, na
     err = capsys.readouterr().err
     assert err.count(f"warning: {name} ") == err.count("warning") == 1 and "no network" in err
     assert len(run_folder.read_log(tmp_path / "log.jsonl")) == 3
+
+
+def test_wandb_is_finished_before_the_process_ends(start, monkeypatch):
+    """And told of an error. A rank ends at once, without what Python does on exit."""
+    charts = Mock(id="an id")
+    monkeypatch.setitem(sys.modules, "wandb", Mock(init=lambda **more: charts))
+    assert not start("run", "--max_iters=1 --log=wandb")
+    charts.finish.assert_called_once_with(exit_code=0)
+    monkeypatch.setattr(train, "train_step", Mock(side_effect=Failure("no", "a", "step")))
+    with pytest.raises(Failure):
+        start("failed", "--max_iters=1 --log=wandb")
+    charts.finish.assert_called_with(exit_code=1)
 
 
 def test_tensorboard_and_csv_hold_the_rows_of_the_log(tmp_path, capsys):

@@ -104,6 +104,9 @@ def test_a_run_of_another_machine_goes_on_with_the_device_there_is(
     assert (config.device, config.compile) == ("cpu", "auto")
     assert "warning: device mps -> cpu, compile True -> auto: the run" in capsys.readouterr().out
     assert "no Metal device" in message(train.read_config, [*resume, "--device=mps"], "")
+    monkeypatch.setattr(settings, "find_device", lambda device: device)
+    settings.resume_values(stored[1] | {"device": "cuda:1"}, {"device": "cuda"}, None)
+    assert not capsys.readouterr().out  # the same kind
 
 
 def test_match_sets_the_width_of_the_mlp(start, tmp_path, capsys):
