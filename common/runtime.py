@@ -84,7 +84,8 @@ class Runtime:
         if asked == "auto":
             self.compile, why = compile_pays(kind, flops, compiler)
             if self.compile and trouble:
-                self.compile, why = False, trouble
+                self.compile = False
+                why = trouble
         if kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
             self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
             if self.compile or flops > BFLOAT16_PAYS:
@@ -242,8 +243,14 @@ def set_up(device="auto", dtype="auto"):
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
-    reasons = [device_reason, dtype_reason]
-    return Runtime(device, dtype, rank, world_size, reasons, auto_dtype=auto_dtype)
+    return Runtime(
+        device=device,
+        dtype=dtype,
+        rank=rank,
+        world_size=world_size,
+        reasons=[device_reason, dtype_reason],
+        auto_dtype=auto_dtype,
+    )
 
 
 def keep_freed_memory():
