@@ -111,8 +111,7 @@ def print_failures(sweep):
     """Print why runs failed. Returns their number."""
     failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
     for row in failed:
-        name = f"{row['arm']} seed {row['seed']}"
-        text = f"error: {name} failed ({row['out_dir']}): {row['reason']}"
+        text = f"error: {row['arm']} seed {row['seed']} failed ({row['out_dir']}): {row['reason']}"
         print(printable(text), file=sys.stderr)
     return len(failed)
 
@@ -122,8 +121,8 @@ def print_commands(sweep, jobs):
     shown = [job for job in report_jobs(sweep, most=1) if job.key not in sweep.rows]
     for job in shown:
         print(printable(runnable(job.command()), keep="\n"))
-    if len(jobs) > len(shown):
-        more = len(jobs) - len(shown)
+    more = len(jobs) - len(shown)
+    if more:
         say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")
 
 

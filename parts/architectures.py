@@ -165,8 +165,7 @@ ARCH = {
 # the slots as axes they are two corners, and every other architecture lies between or beyond them.
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 MODEL_KEYS = {"model", "arch", *keys(VariantConfig)}  # the keys that determine a model
-# Of these, the keys that do not change what given weights compute: they are for training, or lead
-# to a width, which the weights have.
+# Of these, the keys that change nothing beside given weights: of training, or of their widths.
 UNSEEN = ("dropout", "attn_dropout", "multiple_of", "ffn_dim_multiplier")
 
 # ---------------------------------------------------------------- keys without effect
@@ -220,14 +219,10 @@ def configure(values, as_variant=False):
         return build(config_class, values)
 
     defaults = {field.name: field.default for field in fields(VariantConfig)}
-    filled = dict(ARCH[arch or base])
-    for key in defaults:
-        if key in values:
-            filled[key] = values[key]
-    sizes = defaults | values
+    filled = ARCH[arch or base] | values
     for key, value in filled.items():
         if callable(value):
-            filled[key] = value(sizes)
+            filled[key] = value(defaults | values)
     return build(VariantConfig, filled)
 
 

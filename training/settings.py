@@ -307,9 +307,8 @@ def resume_values(stored, given, folder, own=()):
     they change the losses."""
     gone = (RENAMED.keys() | MOVED.keys()) - {*own}
     stored = {key: value for key, value in stored.items() if key not in gone}
-    for key in RESOLVED:  # a new `auto` keeps the choice that was made when the run began
-        if given.get(key) == "auto":
-            given = {name: value for name, value in given.items() if name != key}
+    # A new `auto` keeps the choice that was made when the run began.
+    given = {key: v for key, v in given.items() if key not in RESOLVED or v != "auto"}
     now = keep_device(stored, given) | given
     now |= asdict(configure(now))
 
@@ -335,8 +334,7 @@ def resume_values(stored, given, folder, own=()):
 
 
 def keep_device(stored, given):
-    """The stored values, with a device that this machine has. If the kind of device changes, the
-    choice of `compile` is made again."""
+    """The stored values on a device that this machine has; on another kind, `compile` is auto."""
     stored_device = stored.get("device", "auto")
     device = given.get("device", stored_device)
     try:
