@@ -165,7 +165,7 @@ ARCH = {
 # the slots as axes they are two corners, and every other architecture lies between or beyond them.
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 MODEL_KEYS = {"model", "arch", *keys(VariantConfig)}  # the keys that determine a model
-# Of these, the keys that change nothing beside given weights: of training, or of their widths.
+# Of these, the keys that only training reads, or that only set a width, which weights have.
 UNSEEN = ("dropout", "attn_dropout", "multiple_of", "ffn_dim_multiplier")
 
 # ---------------------------------------------------------------- keys without effect

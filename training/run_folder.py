@@ -65,7 +65,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         raise UserError("out_dir already contains a run", where, USED)
     there = [out_dir / name for name in WRITTEN if os.path.lexists(out_dir / name)]
     if there and not steps and not has_our_config(out_dir):
-        what = "this file is not from train.py, which would replace it"
+        what = "this is not from train.py, which may replace it"
         raise UserError(what, there[0], "choose another --out_dir")
 
 

@@ -230,7 +230,7 @@ def read_config(argv, usage, own=None, program="train.py"):
         what = "activation_checkpointing would count each batch twice in batchnorm's running means"
         fix = "give --activation_checkpointing=False, or choose another norm"
         raise UserError(what, "norm=batchnorm", fix)
-    if model.get("norm") == "batchnorm" and find_ranks()[1] > 1:
+    if model.get("norm") == "batchnorm" and find_ranks()[1] > 1 and not config.eval_only:
         what = "each rank would evaluate with its own running means, and those of rank 0 are saved"
         raise UserError(what, "norm=batchnorm", "train in one process, or choose another norm")
     own_values = asdict(build(own, values)) if own else {}
@@ -243,17 +243,15 @@ def model_values(values):
 
 
 def check_base(values, stored):
-    """Raise UserError if a run that starts from weights of the model `stored` names the other base,
-    another n_head, or an arch with other parts. A note says what other keys change."""
-    if values.get("model", stored["model"]) != stored["model"]:
-        what = f"init_from={values['init_from']} has the weights of a {stored['model']} model"
-        raise UserError(what, f"model={values['model']}", "remove it")
+    """Raise UserError if a run that starts from weights of the model `stored` names another base,
+    arch or n_head. A note says which other keys differ that the shapes of the weights allow."""
+    for key in ("model", "arch", "n_head"):
+        if values.get(key) not in (None, stored.get(key)):
+            what = f"init_from={values['init_from']} has weights of a model with another {key}"
+            raise UserError(what, f"{key}={values[key]}", "remove it")
     changed = changes(stored, stored | model_values(values))
-    changed = {key: text for key, text in changed.items() if key not in (*UNSEEN, "block_size")}
-    unasked = [text for key, text in changed.items() if key == "n_head" or key not in values]
-    if unasked:
-        what = f"the weights are of another architecture: {', '.join(unasked)}"
-        raise UserError(what, f"init_from={values['init_from']}", "leave out n_head and arch")
+    for key in (*UNSEEN, "block_size", "mlp_width", "head_dim"):
+        changed.pop(key, None)
     if changed:
         say(f"note: {', '.join(changed.values())}: not as in the model of these weights")
 
@@ -327,7 +325,7 @@ def resume_values(stored, given, folder, own=()):
         what = f"a run in {stored['dtype']} cannot go on in float16: it stored no scale of the loss"
         raise UserError(what, "dtype=float16", "remove dtype")
     course = [changed[key] for key in (*COURSE, *own) if key in changed]
-    if course:
+    if course and not now.get("eval_only"):
         say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
 
     return {key: value for key, value in now.items() if key not in ONE_START or key in given}

@@ -305,7 +305,8 @@ def load_model(folder, config, device="cpu", fix=FOREIGN):
     tensors = checks.read_tensors(path)
     made = configure(config)
     positions = tensors.get("wpe.weight")
-    if positions is not None and positions.dim() == 2:
+    is_learned = getattr(made, "position", "learned") == "learned"  # not t5's or relative's table
+    if is_learned and positions is not None and positions.dim() == 2:
         tensors["wpe.weight"] = positions[: made.block_size]
     checks.check_fit(config, tensors, path, fix)
     with NoInitialValues():  # the file has them all

@@ -255,8 +255,8 @@ def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monk
     assert "note: block_size shortened from 64 to 16" in printed.out
     assert "note: window 0 -> 4: not as in the model of these weights" in printed.out
     assert printed.err.count("tokenizer cannot be read") == 1
-    assert "weights of a llama model" in message(train.main, [*run, "--model=gpt2"])
-    assert "rope_scaling none -> llama3" in message(train.main, [*run, "--arch=llama3"])
+    assert "another model (model=gpt2)" in message(train.main, [*run, "--model=gpt2"])
+    assert "model with another arch (arch=llama3)" in message(train.main, [*run, "--arch=llama3"])
     words = message(train.main, [*run, "--vocab_size=30"])
     assert "vocab_size=20 is below" in words or "leave out the keys" in words
     monkeypatch.setattr("weights.hf.same_tokens", lambda name, tokenizer: False)
