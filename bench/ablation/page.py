@@ -177,15 +177,16 @@ class Page:
             part.rows = self.rows_of(part)
         self.answers = sorted((part for part in self.parts if part.effect), key=order)
         self.others = sorted((part for part in self.parts if not part.effect), key=order)
-        self.scores = {}  # {what was predicted: its scores}
         single = [name for name in config["parts"] if name != page_tables.TOGETHER]
         tested = [each for each in tested if each.part in single]
-        if tested:
-            self.scores["the settings of the test"] = predictions.scores(tested)
         left_out = predictions.leave_one_out(self.columns[self.columns["part"].isin(single)])
-        if left_out:
-            shares = {"brier_shares": predictions.brier_of_shares(left_out)}
-            self.scores["each setting from the others"] = predictions.scores(left_out) | shares
+        self.predictions = tested + left_out
+        self.scores = {}  # {what was predicted: its scores}
+        kinds = {"the settings of the test": tested, "each setting from the others": left_out}
+        for kind, found in kinds.items():
+            if found:
+                shares = {"brier_shares": predictions.brier_of_shares(found, left_out)}
+                self.scores[kind] = predictions.scores(found) | shares
 
     def rows_of(self, part):
         """The rows that a part's chart shows: of the planned settings if it ran there, else of the

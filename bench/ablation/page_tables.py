@@ -6,7 +6,7 @@ import math
 import pandas as pd
 from scipy import stats
 
-from bench.ablation import factors, page_worths, tables
+from bench.ablation import factors, page_worths, predictions, tables
 from bench.ablation.page_worths import word
 from bench.ablation.tables import DASH, known, number
 
@@ -23,11 +23,11 @@ CHANGES = {  # from GPT-2 to LLaMA: the part of config/answer/page.py
 
 
 def tiles(page):
-    """The numbers at the top of the page: settings measured; of the predictions made first, how
-    many failed, and how many of the signs that they called were wrong."""
+    """The numbers at the top of the page: settings measured; of all predictions, how many failed,
+    and how many of the signs that they called were wrong."""
     numbers = [str(page.n_settings)]
-    for scores in list(page.scores.values())[:1]:
-        texts = texts_of(scores)
+    if page.predictions:
+        texts = texts_of(predictions.scores(page.predictions))
         numbers += [texts["outside their 95 % interval"], texts["wrong among helps and hurts"]]
     return numbers
 

@@ -105,14 +105,16 @@ def scores(predictions):
     }
 
 
-def brier_of_shares(predictions):
+def brier_of_shares(predictions, known):
     """The Brier score of a simpler method: P(helps) of a part in a setting is the share of the
-    other settings in which it helps, (k + 1/2) / (n + 1)."""
-    parts = np.array([each.part for each in predictions])
-    helps = np.array([each.helps for each in predictions], float)
-    same = parts == parts[:, None]  # [predictions, predictions]
-    shares = (same @ helps - helps + 0.5) / same.sum(1)
-    return float(np.mean((shares - helps) ** 2))
+    other settings in which it helps, (k + 1/2) / (n + 1). known: the predictions of these."""
+    errors = []
+    for each in predictions:
+        others = [other for other in known if other.part == each.part]
+        helps = [other.helps for other in others if other.setting != each.setting]
+        share = (sum(helps) + 0.5) / (len(helps) + 1)
+        errors.append((share - each.helps) ** 2)
+    return float(np.mean(errors))
 
 
 def clustered_interval(values, clusters):

@@ -136,7 +136,7 @@ def test_the_scores_of_predictions():
     assert found["coverage_low"] == 0 and found["coverage_high"] == 1  # two settings say little
     assert found["brier"] == pytest.approx((0.05**2 + 0.95**2 + 0.25 + 0.05**2) / 4)
     assert found["brier_constant"] == 0.25
-    assert predictions.brier_of_shares(given) == 0.625**2  # 1 or 2 of the 3 others, (k + 1/2) / 4
+    assert predictions.brier_of_shares(given[2:3], given[1:]) == 0.75**2  # in a: 0 of 1
     assert found["called"] == 3 and found["wrong"] == pytest.approx(1 / 3)
 
 
