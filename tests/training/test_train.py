@@ -135,7 +135,7 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
 
 @pytest.mark.slow
 def test_a_mistake_found_by_rank_0_ends_all(start, data_dir, tmp_path):
-    """Only rank 0 looks at the run folder, the other must not wait. What both find is told once."""
+    """The other rank does not wait when rank 0 finds it; if both find it, it is printed once."""
     start("run", "--max_iters=1")
     more = ("--max_iters=1", "--gradient_accumulation_steps=2")
     done = two_ranks(*arguments(data_dir, tmp_path / "run", *more))
