@@ -34,7 +34,6 @@ from common import early
 
 if __name__ == "__main__":
     early.end_at_once()
-    early.check_keys("prepare.py")
     early.need("numpy", "tqdm")
 
 import numpy as np

@@ -23,7 +23,7 @@ from common import early
 from common.errors import UserError, run
 
 if __name__ == "__main__":  # before the other imports, which take seconds
-    early.start("sample.py", "sampling/settings.py")
+    early.start("sample.py")
 
 import json
 import os

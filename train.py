@@ -16,7 +16,7 @@ thread: several sum the embedding's gradient in any order.) From Python: `train.
 from common import early, errors
 
 if __name__ == "__main__":  # before the other imports, which take seconds
-    early.start("train.py", "training/settings.py", "parts/variant.py")
+    early.start("train.py")
 
 import math
 from collections.abc import Callable

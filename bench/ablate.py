@@ -24,13 +24,7 @@ from common.errors import printable, run, tell
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
-    early.start(
-        "bench/ablate.py",
-        "bench/ablation/settings.py",
-        "bench/settings/plan.py",
-        "training/settings.py",
-        "parts/variant.py",
-    )
+    early.start("bench/ablate.py")
 
 from bench.ablation import rows, runs, step_times
 from bench.ablation.arms import list_arms

@@ -20,7 +20,7 @@ from common import early
 from common.errors import UserError, printable, run
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.attention_map", "extras/attention_map.py", "sampling/settings.py")
+    early.start("extras.attention_map")
 
 import torch
 from torch.nn import functional as F

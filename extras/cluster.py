@@ -22,13 +22,7 @@ from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
-    early.start(
-        "extras.cluster",
-        "extras/cluster.py",
-        "bench/ablation/settings.py",
-        "training/settings.py",
-        "parts/variant.py",
-    )
+    early.start("extras.cluster")
 
 from bench import ablate
 from bench.ablation import runs, schedule

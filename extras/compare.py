@@ -20,7 +20,7 @@ from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
-    early.start("extras.compare", "extras/compare.py")
+    early.start("extras.compare")
 
 import matplotlib
 import pandas as pd

@@ -12,7 +12,7 @@ from common import early
 from common.errors import UserError, printable, run
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.compare_texts", "sampling/settings.py")
+    early.start("extras.compare_texts")
 
 from common.configurator import load
 from sample import build_config, choose_device, numbered, open_model, report, write_samples

@@ -20,7 +20,7 @@ from dataclasses import replace
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.doctor", "training/settings.py", "parts/variant.py")
+    early.start("extras.doctor")
 
 import safetensors.torch
 import torch

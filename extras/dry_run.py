@@ -16,7 +16,7 @@ from dataclasses import replace
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.dry_run", "training/settings.py", "parts/variant.py")
+    early.start("extras.dry_run")
 
 import torch
 

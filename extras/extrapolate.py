@@ -16,7 +16,7 @@ from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
-    early.start("extras.extrapolate", "extras/extrapolate.py")
+    early.start("extras.extrapolate")
 
 import pandas as pd
 import torch

@@ -14,7 +14,7 @@ from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
-    early.start("extras.gallery", "extras/gallery.py")
+    early.start("extras.gallery")
 
 import matplotlib
 import torch

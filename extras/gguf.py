@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.gguf", "extras/gguf.py")
+    early.start("extras.gguf")
 
 from common.configurator import PathName, build, load
 from common.errors import UserError, run

@@ -29,7 +29,7 @@ from pathlib import Path
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.mix", "extras/mix.py", "training/settings.py", "parts/variant.py")
+    early.start("extras.mix")
 
 import numpy as np
 

@@ -26,9 +26,7 @@ from itertools import islice
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start(
-        "extras.preferences", "extras/preferences.py", "training/settings.py", "parts/variant.py"
-    )
+    early.start("extras.preferences")
 
 import numpy as np
 import torch

@@ -17,7 +17,7 @@ from common import early
 from common.errors import UserError, printable, run
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.score", "extras/score.py", "sampling/settings.py")
+    early.start("extras.score")
 
 import numpy as np
 import torch

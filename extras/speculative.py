@@ -17,7 +17,7 @@ from common import early
 from common.errors import UserError, run
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.speculative", "extras/speculative.py", "sampling/settings.py")
+    early.start("extras.speculative")
 
 import torch
 from torch.nn import functional as F

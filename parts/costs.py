@@ -21,7 +21,7 @@ from typing import Literal
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("parts.costs", "parts/costs.py", "parts/variant.py")
+    early.start("parts.costs")
 
 import torch
 from torch.overrides import TorchFunctionMode

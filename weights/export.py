@@ -15,7 +15,7 @@ from pathlib import Path
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("weights.export", "weights/export.py")
+    early.start("weights.export")
 
 import torch
 from safetensors import SafetensorError

@@ -15,7 +15,7 @@ from pathlib import Path
 from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.knn", "extras/knn/__main__.py", "sampling/settings.py")
+    early.start("extras.knn")
 
 import numpy as np
 import torch

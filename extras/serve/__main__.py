@@ -13,7 +13,7 @@ from common import early
 from common.errors import UserError, run
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
-    early.start("extras.serve", "extras/serve/__main__.py", "sampling/settings.py")
+    early.start("extras.serve")
 
 from common.configurator import Range, build, load
 from sample import choose_device, open_model

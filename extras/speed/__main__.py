@@ -18,14 +18,7 @@ from common import early
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
-    early.start(
-        "extras.speed",
-        "extras/speed/train.py",
-        "extras/speed/optimizer.py",
-        "extras/speed/attention.py",
-        "extras/speed/decode.py",
-        "extras/speed/race.py",
-    )
+    early.start("extras.speed")
 
 import torch
 

@@ -6,44 +6,8 @@ import sys
 
 import pytest
 
-from bench.ablation import settings as of_sweeps
 from common import early
-from common.configurator import keys
 from common.files import ROOT
-from parts.variant import VariantConfig
-from prepare import PrepareConfig
-from sampling import settings as of_samples
-from training import settings as of_runs
-
-MODEL = "parts/variant.py"
-RUN = "training/settings.py"
-SWEEP = "bench/ablation/settings.py"
-SAMPLE = "sampling/settings.py"
-
-
-@pytest.mark.parametrize(
-    "sources, classes, former",
-    [
-        ([RUN, MODEL], [of_runs.TrainConfig, of_runs.NanoGPT, VariantConfig], of_runs.RENAMED),
-        ([RUN, MODEL], [of_runs.TrainConfig, of_runs.NanoGPT, VariantConfig], of_runs.MOVED),
-        ([SWEEP], [of_sweeps.AblateConfig], of_sweeps.MOVED),
-        ([SAMPLE], [of_samples.SampleConfig], of_samples.MOVED),
-        (["prepare.py"], [PrepareConfig], {"seed"}),
-    ],
-    ids=str,
-)
-def test_the_names_of_the_keys_are_read_from_the_source(sources, classes, former, monkeypatch):
-    found = [early.keys_in(source) for source in sources]
-    names = {name for fields, _ in found for name in fields}
-    assert names == {*keys(*classes)}
-    monkeypatch.setattr(
-        sys, "argv", ["x", "--help=all", "--debug", *(f"--{key}" for key in former)]
-    )
-    early.check_keys(*sources)  # a former key is answered later, by its successor
-    monkeypatch.setattr(sys, "argv", ["x", "word", "--no_such_key=1"])
-    with pytest.raises(SystemExit) as ended:
-        early.check_keys(*sources)
-    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize(

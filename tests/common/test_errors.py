@@ -62,7 +62,6 @@ runpy.run_path({name!r}, run_name="__main__")
     "name, argument, status, first",
     [
         ("prepare.py", "--input=nowhere", 2, "import numpy"),
-        ("train.py", "--no_such_key=1", 2, ""),
         ("train.py", "--help", 0, "import torch"),
         ("sample.py", "--out_dir=nowhere", 2, "import torch"),  # what it needs before a model
     ],
