@@ -28,7 +28,7 @@ from bench.ablation import (
 )
 from bench.ablation.estimates import WORDS, Estimate, Setting
 from bench.settings import held_out, worths
-from bench.settings.table import span
+from bench.settings.table import chance, span
 from common.files import write as write_file
 
 CUT = math.log(10)  # of a figure's axis
@@ -113,18 +113,6 @@ def beside(says, word):
     return "opposite" if {theirs, word} == {"helps", "hurts"} else "not confirmed here"
 
 
-def chance(p):
-    """A probability as a text of as many digits as show on which side of a word's limit it is."""
-
-    def words(p):
-        return p >= effects.SURE, p <= round(1 - effects.SURE, 9)
-
-    digits = 2
-    while words(p) != words(float(f"{p:.{digits}f}")):
-        digits += 1
-    return f"{p:.{digits}f}"
-
-
 def multiple(value, low, high):
     """A worth with its interval, from their logs, as a text: one end where the other is open."""
     if high == math.inf:
@@ -185,8 +173,7 @@ class Page:
         kinds = {"the settings of the test": tested, "each setting from the others": left_out}
         for kind, found in kinds.items():
             if found:
-                shares = {"brier_shares": predictions.brier_of_shares(found, left_out)}
-                self.scores[kind] = predictions.scores(found) | shares
+                self.scores[kind] = predictions.scores(found)
 
     def rows_of(self, part):
         """The rows that a part's chart shows: of the planned settings if it ran there, else of the

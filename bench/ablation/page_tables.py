@@ -3,12 +3,14 @@ frame of texts, or None."""
 
 import math
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 
 from bench.ablation import factors, page_worths, predictions, tables
 from bench.ablation.page_worths import word
 from bench.ablation.tables import DASH, known, number
+from bench.settings import worths
 
 LEAST_PARTS = 5  # for a rank correlation
 TOGETHER = "All five together"  # never scored beside its own parts
@@ -55,7 +57,7 @@ def texts_of(scores):
         "wrong among helps and hurts": f"{wrong:.0f} of {scores['called']}",
         "parts with helps or hurts": ", ".join(scores["parts_called"]) or DASH,
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
-        "Brier score of the share elsewhere": number(scores.get("brier_shares"), ".3f"),
+        "Brier score of the share elsewhere": f"{scores['brier_shares']:.3f}",
         "Brier score of the best constant": f"{scores['brier_constant']:.3f}",
     }
 
@@ -119,15 +121,13 @@ def levels_of(measured):
 def card_table(page, part):
     """The planned settings in which a part was measured, and its worth there."""
     measured = {each.name: each for each in page.planned}
-    rates = {each.setting: each.rate for each in page.worths if each.part == part.name}
     rows = []
     for row in part.rows:
         text = page_worths.marked(row)
         if not row["beyond"]:
             text = tables.interval(row["worth"], row["low"], row["high"], "{:.2f}".format)
         cells = {"setting": row["setting"], "worth × tokens": text}
-        of_runs = {"× base's rate": f"{rates[row['setting']]:.2g}", "runs": f"{row['runs']}"}
-        rows.append(cells | levels_of(measured[row["setting"]]) | of_runs)
+        rows.append(cells | levels_of(measured[row["setting"]]) | {"runs": f"{row['runs']}"})
     return pd.DataFrame(rows)
 
 
@@ -156,6 +156,48 @@ def factors_table(page):
     return pd.DataFrame(rows)
 
 
+def passes_table(page):
+    """The worth of each part by its run at the base's best rate, and by three runs at its own best
+    rate, in the settings that have both. Last, by how much the models that were changed gained."""
+    first = {}
+    for each in page.planned:
+        if each.admitted:
+            for worth in worths.worths_of(worths.first_pass(each)):
+                first[worth.part, worth.setting] = worth
+    taken_out = {each.name: each.facts["arms"] for each in page.planned}
+    pairs = []
+    for worth in page.worths:
+        before = first[worth.part, worth.setting]
+        if worth.runs > before.runs and not (worth.censored or before.censored):
+            sign = -1 if taken_out[worth.setting][worth.part]["taken_out"] else 1
+            row = {"part": worth.part, "setting": worth.setting, "first": before.log_worth}
+            pairs.append(row | {"both": worth.log_worth, "sign": sign})
+    if not pairs:
+        return None
+    frame = pd.DataFrame(pairs)
+    frame["change"] = frame["both"] - frame["first"]
+    rows = []
+    for part in page.answers:
+        own = frame[frame["part"] == part.name]
+        if len(own):
+            means = np.exp(own[["first", "both"]].mean())
+            cells = {"part": part.name, "settings": f"{len(own)}"}
+            cells["at the base's rate"] = f"{means['first']:.2f}"
+            cells["at its own"] = f"{means['both']:.2f}"
+            rows.append(cells | {"ratio [95 %, by setting]": ratio_of(own["change"])})
+    gains = (frame["sign"] * frame["change"]).groupby(frame["setting"]).mean()
+    last = {"part": "gain of the changed model", "settings": f"{len(gains)}"}
+    return pd.DataFrame([*rows, last | {"ratio [95 %, by setting]": ratio_of(gains)}]).fillna("")
+
+
+def ratio_of(logs):
+    """The mean of log ratios with its 95 % interval by t, as a text of ratios."""
+    if len(logs) < 2:
+        return f"{math.exp(logs.mean()):.2f}"
+    ends = stats.ttest_1samp(logs, 0).confidence_interval()
+    return tables.interval(*np.exp([logs.mean(), *ends]), "{:.2f}".format)
+
+
 def published_table(page):
     """The worths that others published beside ours, and the rank correlation of the two over parts,
     with its 95 % interval by Fisher's transformation."""
@@ -177,6 +219,7 @@ TABLES = {
     "scores": scores_table,
     "factors": factors_table,
     "steps": steps_table,
+    "passes": passes_table,
     "published": published_table,
     "plan": plan_table,
 }

@@ -21,6 +21,7 @@ class Prediction:
     high: float
     p_helps: float
     p_within: float  # probability of no difference
+    share: float  # of the settings it is predicted from, those in which the part helped
     log_worth: float  # measured; the end of the curve if censored
     censored: int = 0  # 1: it is above log_worth; -1: below, or diverged
 
@@ -73,6 +74,7 @@ def predict(known, new):
                 high=high,
                 p_helps=1 - model.below(0),
                 p_within=model.inside(effects.WITHIN),
+                share=share_that_helped(model.rows),
                 log_worth=float(new["log_worth"][place]),
                 censored=int(new["censored"][place]),
             )
@@ -80,12 +82,20 @@ def predict(known, new):
     return found
 
 
+def share_that_helped(rows):
+    """P(helps) by a simpler method: the share of a part's settings in which it helped, with half a
+    setting added to either side, so that it is neither 0 nor 1."""
+    helps = rows["log_worth"] > 0
+    return float((helps.sum() + 0.5) / (len(helps) + 1))
+
+
 def scores(predictions):
     """What predictions are worth, as a dictionary: n; coverage with its 95 % interval clustered by
-    setting; the Brier score of P(helps), and the least that a constant could reach; how many signs
-    were called, of which parts, and the share of these that were wrong."""
+    setting; the Brier score of P(helps), that of the share, and the least that a constant could
+    reach; how many signs were called, of which parts, and the share of these that were wrong."""
     helps = np.array([each.helps for each in predictions], float)
     p_helps = np.array([each.p_helps for each in predictions])
+    shares = np.array([each.share for each in predictions])
     covered = np.array([each.covered for each in predictions], float)
     settings = np.array([each.setting for each in predictions])
     called = np.array([each.called for each in predictions])
@@ -98,23 +108,12 @@ def scores(predictions):
         "coverage_low": low,
         "coverage_high": high,
         "brier": np.mean((p_helps - helps) ** 2),
+        "brier_shares": np.mean((shares - helps) ** 2),
         "brier_constant": helps.mean() * (1 - helps.mean()),
         "called": int(called.sum()),
         "parts_called": sorted({each.part for each in predictions if each.called}),
         "wrong": wrong[called].mean() if called.any() else np.nan,
     }
-
-
-def brier_of_shares(predictions, known):
-    """The Brier score of a simpler method: P(helps) of a part in a setting is the share of the
-    other settings in which it helps, (k + 1/2) / (n + 1). known: the predictions of these."""
-    errors = []
-    for each in predictions:
-        others = [other for other in known if other.part == each.part]
-        helps = [other.helps for other in others if other.setting != each.setting]
-        share = (sum(helps) + 0.5) / (len(helps) + 1)
-        errors.append((share - each.helps) ** 2)
-    return float(np.mean(errors))
 
 
 def clustered_interval(values, clusters):

@@ -232,6 +232,8 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     kept = kept_plan(stored, arms[BASE])  # what was fixed before holds for the same base only
     check_seeds(kept, config)
+    # The replicate takes the rate of the base.
+    tuned = [name for name, arm in arms.items() if not arm.curve and not arm.replicate]
     sweep = Sweep(
         config=config,
         command=shlex.join(["python", "bench/ablate.py", *settings.arguments]),
@@ -243,7 +245,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         fingerprints=fingerprints,
         started=stored.get("started", now),
         chosen_lr={},
-        grids=grids_of(config, arms),
+        grids={name: list(config.lr_grid) for name in tuned},
         margin=config.margin,
         margin_source="given",
     )
@@ -360,15 +362,6 @@ def base_values(base, data):
     """All keys of train.py of the base, with their defaults."""
     model = configure({"vocab_size": data["vocab_size"]} | base.values, as_variant=True)
     return asdict(build(TrainConfig, base.values)) | asdict(model)
-
-
-def grids_of(config, arms):
-    """{arm: multiples of the learning rate to choose from}. The base's copy takes the base's."""
-    grids = {}
-    for name, arm in arms.items():
-        if not arm.curve and not arm.replicate:
-            grids[name] = list(config.lr_grid)
-    return grids
 
 
 def parent_of(config):

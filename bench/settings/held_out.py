@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 
 from bench.ablation import effects
-from bench.ablation.predictions import Prediction
+from bench.ablation.predictions import Prediction, share_that_helped
 from bench.ablation.worth import Z
 from bench.settings import worths
 from bench.settings.plan import PREDICTIONS
@@ -43,6 +43,7 @@ def predict(measured):
             "median": model.quantile(0.5),
             "p_helps": 1 - model.below(0),
             "p_within": model.inside(effects.WITHIN),
+            "share": share_that_helped(model.rows),
         }
     return {"settings": [each.name for each in measured], "predictions": predictions}
 

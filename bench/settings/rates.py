@@ -56,7 +56,7 @@ def best_place(points, curve, low, high):
     if not points:
         return None
     high = min(high, max(x for x, _ in points))
-    low = min(low, high)
+    low = min(max(low, min(x for x, _ in points)), high)
     if curve is None:
         means = {x: np.mean([y for z, y in points if z == x]) for x, _ in points}
         return float(np.clip(min(means, key=means.get), low, high))

@@ -8,7 +8,7 @@ out, the worth of the part is the inverse.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,6 @@ class Worth:
     log_worth: float
     se: float
     censored: int  # 1: it is above log_worth, where the curve ends; -1: below; 0: measured
-    rate: float  # the part's best rate, as a multiple of the base's
     runs: int
     log_step: float = math.nan  # log of the step time with the part over the time without
 
@@ -91,6 +90,12 @@ def load(folder):
     return measured
 
 
+def first_pass(measured):
+    """A setting as it was after its first pass, without the runs of its arms at other rates."""
+    rows = [row for row in measured.rows if row["purpose"] != "arm" or row["multiple"] == 1]
+    return replace(measured, rows=rows)
+
+
 # ---------------------------------------------------------------- worths
 
 
@@ -112,11 +117,11 @@ def worths_of(measured):
     else:  # the first pass: all at r* alone
         base = [(x, loss) for x, loss in base if abs(x) < 0.01]
     noise = noise_of(measured, base, arms, shape[rates.REPORTED])
-    base_loss, base_share, _ = best_of(measured, BASE, base, shape, tuned)
+    base_loss, base_share = best_of(measured, BASE, base, shape, tuned)
     curve, curve_errors = curve_at(measured, base_loss, noise, base_share)
     found = []
     for name, points in arms.items():
-        loss, share, place = best_of(measured, name, points, shape, tuned)
+        loss, share = best_of(measured, name, points, shape, tuned)
         error = noise * math.sqrt(share)
         log_worth, se, censored = log_worth_at(curve, curve_errors, loss, error)
         log_step = math.log(measured.step_ratios.get(name, math.nan))
@@ -131,7 +136,6 @@ def worths_of(measured):
                 log_worth=log_worth,
                 se=se,
                 censored=censored,
-                rate=math.exp(place),
                 runs=len(points),
                 log_step=log_step,
             )
@@ -140,15 +144,14 @@ def worths_of(measured):
 
 
 def best_of(measured, name, points, shape, tuned):
-    """(loss at the best rate, its share of a run's variance, log of the rate over r*) of an arm."""
+    """(loss at the best rate, its share of a run's variance) of an arm."""
     place = 0.0
     if tuned:
         choosing = measured.points(name, rates.CHOOSING)
         place = rates.best_place(choosing, shape[rates.CHOOSING], *NEAR)
     if place is None or not rates.before_divergence(points):
-        return math.inf, 0.0, 0.0
-    loss, share = rates.value_at(points, shape[rates.REPORTED], place)
-    return loss, share, place
+        return math.inf, 0.0
+    return rates.value_at(points, shape[rates.REPORTED], place)
 
 
 def noise_of(measured, base, arms, shape):

@@ -120,7 +120,10 @@ def test_a_setting_is_predicted_from_the_others():
 
 
 def prediction(setting, p_helps, log_worth, censored=0):
-    return predictions.Prediction("part", setting, -1.0, 1.0, p_helps, 0.1, log_worth, censored)
+    ends = {"low": -1.0, "high": 1.0}
+    chances = {"p_helps": p_helps, "p_within": 0.1, "share": 0.75}
+    worth = {"log_worth": log_worth, "censored": censored}
+    return predictions.Prediction("part", setting, **ends, **chances, **worth)
 
 
 def test_the_scores_of_predictions():
@@ -136,7 +139,7 @@ def test_the_scores_of_predictions():
     assert found["coverage_low"] == 0 and found["coverage_high"] == 1  # two settings say little
     assert found["brier"] == pytest.approx((0.05**2 + 0.95**2 + 0.25 + 0.05**2) / 4)
     assert found["brier_constant"] == 0.25
-    assert predictions.brier_of_shares(given[2:3], given[1:]) == 0.75**2  # in a: 0 of 1
+    assert found["brier_shares"] == (0.75**2 + 0.25**2) / 2  # two of the four helped
     assert found["called"] == 3 and found["wrong"] == pytest.approx(1 / 3)
 
 

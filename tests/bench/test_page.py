@@ -3,6 +3,7 @@ part, and below them what a sweep of one setting says; what has not learned is n
 
 import re
 import runpy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,6 +131,22 @@ def test_the_first_table_is_of_the_planned_settings(made, out):
     row = first.partition(">SwiGLU</summary>")[2].partition("</tr>")[0]
     shown = re.findall("<td.*?>(.*?)</td>", row)
     assert shown == swiglu[: len(shown)]
+
+
+def test_both_passes_are_compared_with_the_first(tmp_path):
+    for name, base in (("a", "llama"), ("b", "gpt2"), ("c", "gpt2")):
+        write_setting(tmp_path, name, {"RoPE": 0.2, "Gate": 0.1}, False, {"base": base}, 0.02)
+    write_setting(tmp_path, "d", {"RoPE": 0.2, "Gate": 0.1}, factors={"base": "gpt2"})
+    planned = worths.load(tmp_path)
+    parts = [SimpleNamespace(name="RoPE"), SimpleNamespace(name="Gate")]
+    page = SimpleNamespace(planned=planned, worths=worths.table(planned)[1], answers=parts)
+    rope, gate, all_models = page_tables.passes_table(page).to_dict("records")
+    assert (rope["part"], rope["settings"], gate["settings"]) == ("RoPE", "3", "3")
+    # 0.02 nats are exp(0.1) = 1.11 times the tokens: of the model without RoPE in a.
+    assert gate["ratio [95 %, by setting]"] == all_models["ratio [95 %, by setting]"] == "1.11"
+    assert rope["ratio [95 %, by setting]"].split()[0] == "1.03"  # exp((0.1 + 0.1 - 0.1) / 3)
+    page.worths = [each for each in page.worths if each.setting == "d"]
+    assert page_tables.passes_table(page) is None
 
 
 def test_a_card_shows_each_setting_in_the_colour_of_the_factor_that_matters(made, out):

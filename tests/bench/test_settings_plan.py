@@ -169,6 +169,7 @@ def test_rates_from_a_diverged_run_on_are_no_candidates():
     points = [*quadratic([-0.35, 0.0], 2.0, 0.5, 0.3), (0.35, math.inf), (0.7, 1.0)]
     assert rates.before_divergence(points) == points[:2]
     assert rates.best_place(points, 0.3, -0.35, 0.35) == 0.0  # not beyond what has trained
+    assert rates.best_place(quadratic([0.0, 0.7], 2.0, -0.5, 0.3), 0.3, -0.35, 0.35) == 0.0
     assert rates.best_place([(0.0, math.inf)], 0.3, -0.35, 0.35) is None
 
 

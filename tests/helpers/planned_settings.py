@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 MULTIPLES = {"base": 1.0} | {f"base x{k:g}": k for k in (0.25, 0.5, 1.4, 2.0)}
-OF_CODE = {"code_hash": "code", "learning_rate": 0.01, "tokens": 1000, "status": "done"}
+OF_CODE = {"code_hash": "code", "tokens": 1000, "status": "done"}
 
 
-def write_setting(folder, name, means, test=False, factors=None):
+def write_setting(folder, name, means, test=False, factors=None, gain=0.0):
     """Write a setting in which each part is worth about exp of its mean. From LLaMA, RoPE is taken
-    out."""
+    out. gain: the nats that each arm gains at its best rate, 1.4 times the base's."""
     random = np.random.default_rng(int.from_bytes(name.encode()))
     lines = []
     arms = {}
@@ -22,6 +22,7 @@ def write_setting(folder, name, means, test=False, factors=None):
         arms[arm] |= {"code_hash": "code", "config_hash": arm}
         ends = dict.fromkeys(("val_loss", "val_loss_tune", "val_loss_report"), loss)
         keys = {"arm": arm, "purpose": purpose, "multiple": multiple, "seed": seed}
+        keys["learning_rate"] = 0.01 * (multiple if purpose == "arm" else 1)
         lines.append(keys | {"config_hash": arm} | OF_CODE | ends)
 
     for arm, multiple in MULTIPLES.items():
@@ -32,6 +33,9 @@ def write_setting(folder, name, means, test=False, factors=None):
         taken_out = part == "RoPE" and (factors or {}).get("base") == "llama"
         worth = (mean + random.normal(0, 0.03)) * (-1 if taken_out else 1)
         add(part, 1.0, 2 - 0.2 * worth, "arm", 1, taken_out)
+        for multiple in (0.7, 1.4) if gain else ():
+            beside_best = math.log(multiple / 1.4) / math.log(1.4)
+            add(part, multiple, 2 - 0.2 * worth + gain * (beside_best**2 - 1), "arm", 2, taken_out)
     facts = {"setting": name, "held_out": test, "factors": factors or {}, "best_rate": 0.01}
     facts |= {"tokens": 1_000_000, "admission": {"admitted": True}, "arms": arms}
     (folder / name).mkdir(parents=True)
