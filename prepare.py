@@ -52,14 +52,14 @@ SMALL = [name for name in NAMED if NAMED[name].small]  # train.py prepares them 
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
 SMALL_BPE = "small bpe"  # what --tokenizer=auto chooses for documents of fewer than FEW_BYTES
 FEW_BYTES = 1_000_000
-FEW_TOKENS = 1024  # at most, of the small BPE
-LISTED = 8  # left-out files that are named
+FEW_TOKENS = 1024  # in the small BPE, at most
+LISTED = 8  # left-out files to name
 RENAMED = {"seed": "only tasks are random: use `python -m extras.tasks NAME --seed=N`"}
 
 
-OWN_TOKENIZERS = ("char", "byte", "bpe")  # that belong to no trained model
-LARGEST_BLOCK = 1024  # block_size of the configs on a GPU, at most
-MOST_EPOCHS = 10  # that the printed command trains for without dropout
+OWN_TOKENIZERS = ("char", "byte", "bpe")  # not of a trained model
+LARGEST_BLOCK = 1024  # the largest block_size of a config
+MOST_EPOCHS = 10  # of the printed command, without dropout
 
 
 class Recipe(NamedTuple):
@@ -114,16 +114,16 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
         check_request(name, config, folder)
         print(printable(f"preparing {folder.absolute()}"), flush=True)
         text = open_text(name, config, folder)
-        first = text["train"] if isinstance(text, dict) else text
-        print(printable(f"  text: {first.source}"))
+        train_text = text["train"] if isinstance(text, dict) else text
+        print(printable(f"  text: {train_text.source}"))
         kind = chosen_tokenizer(name, config.tokenizer, text)
         make_tokenizer = tokenizer_maker(name, kind, config.vocab_size)
 
         write = write_pairs if isinstance(text, PairRows) else write_corpus
         tokenizer, splits, sha256 = write(text, make_tokenizer, new)
 
-        word = "gpt2" if kind == "gpt2" else tokenizer.to_json()["kind"]
-        meta = token_files.make_meta(name, word, tokenizer, splits, first.source, sha256)
+        kind = "gpt2" if kind == "gpt2" else tokenizer.to_json()["kind"]
+        meta = token_files.make_meta(name, kind, tokenizer, splits, train_text.source, sha256)
         if name in SHAKESPEARE:
             meta["canonical"] = sha256 == sources.CANONICAL
         if not isinstance(text, PairRows):
@@ -132,7 +132,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
             val = np.memmap(new / "val.bin", dtype, "r")
             meta["ngrams"] = ngrams.measure(train, val, meta["vocab_size"])
         token_files.write_meta(new, meta, tokenizer)
-        describe(meta, first.skipped)
+        describe(meta, train_text.skipped)
     return meta
 
 

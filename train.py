@@ -138,7 +138,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     runtime), make_loss(model) or scoring(run, stop), which takes the place of `score`."""
     config = settings.config
 
-    # The data and the model. Weights are looked for before a text is tokenized.
+    # The data and the model. If weights are missing, end before a text is tokenized.
     net.find_weights(settings)
     data = open_data(config, runtime)
     net.check_tokens(settings, data.tokenizer)
@@ -191,9 +191,9 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
 
 
 def load_state(run, folder):
-    """Go on where a checkpoint was saved: load the state of the optimizers and of the scaler, and
-    the tensors that a loss keeps with the run (ours keeps none): their names begin with REFERENCE.
-    The weights are loaded already, in make_model."""
+    """Load what a checkpoint holds besides the weights, which make_model has loaded: the state of
+    the optimizers and of the scaler, and the tensors of the loss, whose names begin with REFERENCE
+    (our loss has none)."""
     stored = checkpoint.optimizer_tensors(folder)
     ranks.scatter(run.model, run.optimizers, stored)
     run.scaler.load_state_dict(run.state.get("scaler", {}))
@@ -306,8 +306,8 @@ def evaluate(run, split, limit, stop=None, name=""):
     scored = net.evaluation_net(run.net, runtime)
     batches = split.eval_batches(run.config.batch_size, limit)
     total = math.ceil(split.eval_rows(limit) / run.config.batch_size)
-    values = []  # of each batch: its mean loss, or what the loss gives `measured`
-    counts = []  # of each batch: its targets, and its rows
+    values = []  # for each batch: its mean loss, or (3,) if `measured` (net.Loss)
+    counts = []  # for each batch: its numbers of targets and rows
 
     run.model.eval()
     while group := list(islice(batches, runtime.world_size)):  # a batch for each rank
@@ -318,7 +318,7 @@ def evaluate(run, split, limit, stop=None, name=""):
         arrays = group[runtime.rank % len(group)]
         inputs = [to_device(array, runtime.device) for array in arrays]
         with runtime.autocast():
-            value = scored(*inputs, measured=bool(split.measures))  # of pairs, answers too
+            value = scored(*inputs, measured=bool(split.measures))  # for pairs
         # A row for each batch of the group, 0 where another rank scored it: the ranks add them up.
         for rank, (_, y, *_) in enumerate(group):
             values.append(value)
@@ -513,8 +513,8 @@ def train_or_evaluate(settings, build_run):
 
 
 def start_runtime(settings):
-    """The Runtime of some Settings, after the command is printed. Raises UserError if this number
-    of processes cannot train so."""
+    """Print the command, and return the Runtime of some Settings. Raises UserError if they do not
+    allow this number of processes."""
     runtime = set_up(settings.config.device, settings.config.dtype)
     words = settings.command_line.arguments
     command = terminal.command(settings.program, *words, launcher=terminal.launcher(runtime))

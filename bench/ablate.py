@@ -1,5 +1,5 @@
 """
-Measure how much each part matters: swap one part at a time, train with several seeds, and report.
+Measure what parts are worth: train a base, and arms with one part swapped, with several seeds.
 
     python bench/ablate.py config/ablate_shakespeare.py --workers=2
     python bench/ablate.py config/ablate_shakespeare.py --axis=position --out_dir=out-positions
@@ -36,7 +36,7 @@ from bench.settings import plan as settings_plan
 from common.runtime import StopRequest
 
 
-def plan(argv, trainer=runs.TRAINER, elsewhere=False):
+def make_sweeps(argv, trainer=runs.TRAINER, elsewhere=False):
     """Read the config of a command line, list its arms and check them. Returns [Sweep]: one for
     each column (another size, text or optimizer) that --also names, or one for the sweep itself.
     trainer: the script that trains a run. elsewhere: the runs go to other machines."""
@@ -135,7 +135,7 @@ def ablate(*config_files, **keys):
 def run_all(argv, trainer=runs.TRAINER):
     """Run the sweeps of a command line one after the other; all are checked before the first one
     runs. Returns (exit status, [Sweep])."""
-    sweeps = plan(argv, trainer)
+    sweeps = make_sweeps(argv, trainer)
     worst = 0
     for sweep in sweeps:
         status = run_one(sweep)

@@ -62,7 +62,7 @@ def main(argv, trainer=runs.TRAINER):
     print_help(argv, __doc__, [ClusterConfig])
     config, rest = split_keys(argv)
     status = 0
-    for sweep in ablate.plan(rest, trainer, elsewhere=True):
+    for sweep in ablate.make_sweeps(rest, trainer, elsewhere=True):
         sweep.command = shlex.join(["python", "-m", "extras.cluster", *argv])
         if config.emit == "slurm":
             status = max(status, emit(sweep, config.sbatch))

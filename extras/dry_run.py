@@ -24,7 +24,7 @@ import train
 from common import errors
 from parts.costs import parameters, training_flops_per_token
 from training import terminal
-from training.description import describe, variant
+from training.description import describe, variant_config
 from training.run_folder import duration
 from training.settings import read_config
 from training.step_costs import checkpoint_bytes, kept_bytes, room, size, timed
@@ -81,7 +81,7 @@ def memory(run):
     shards = runtime.world_size if config.parallel == "fsdp" else 1
     return {
         "weights and moments": checkpoint_bytes(run) // shards,
-        "gradients": 4 * parameters(variant(run)) // shards,
+        "gradients": 4 * parameters(variant_config(run)) // shards,
         "activations": activations,
         "loss": max(loss, inside),
         "block": block,
@@ -144,7 +144,7 @@ def dry_run(run):
     start = max(0.0, first - step)
     evaluation, last = time_evaluation(run)
 
-    c = variant(run)
+    c = variant_config(run)
     steps = max(0, config.max_iters - begin)
     next_due = begin + (run.state.get("evaluated") == begin)
     evaluations = sum(n >= next_due for n in range(0, config.max_iters, config.eval_interval))

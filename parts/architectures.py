@@ -16,8 +16,8 @@ from parts.variant import Variant, VariantConfig
 
 
 def shared_by(queries):
-    """Let `queries` heads of queries share one head of keys and values, or the next smaller number
-    that divides n_head. Gives n_kv_head."""
+    """n_kv_head, as a function of the sizes: `queries` heads of queries, or the next smaller number
+    that divides n_head, share one head of keys and values."""
 
     def n_kv_head(sizes):
         group = queries
@@ -29,12 +29,12 @@ def shared_by(queries):
 
 
 def last_layers(*words):
-    """These mixers, repeated over the depth. A model of fewer layers gets the last ones."""
+    """The mixers, as a function of the sizes: these words, or the last n_layer of them."""
     return lambda sizes: ",".join(words[-sizes["n_layer"] :])
 
 
 def context_over(divisor, least=1, most=None):
-    """A share of the context: block_size // divisor, limited to least..most. In tokens."""
+    """block_size // divisor, as a function of the sizes, limited to least..most. In tokens."""
 
     def tokens(sizes):
         share = max(least, sizes["block_size"] // divisor)
@@ -161,11 +161,10 @@ ARCH = {
     "transformer2017": dict(GPT2, position="sinusoidal", block="post", mlp="relu"),  # decoder only
     "balanced": dict(GROUPED, mlp="gelu"),
 }
-# The two models that are written out in a file of their own, model.py and model_llama.py. With
-# the slots as axes they are two corners, and every other architecture lies between or beyond them.
+# The readable models: those written out in a file of their own, model.py and model_llama.py.
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 MODEL_KEYS = {"model", "arch", *keys(VariantConfig)}  # the keys that determine a model
-# Of these, the keys that only training reads, or that only set a width, which weights have.
+# Of these, the keys that do not change a model of given weights: dropout, and what sets a width.
 UNSEEN = ("dropout", "attn_dropout", "multiple_of", "ffn_dim_multiplier")
 
 # ---------------------------------------------------------------- keys without effect

@@ -41,19 +41,18 @@ class KeysAndValues(NamedTuple):
 class Attention(Mixer):
     """softmax(q kᵀ / sqrt(D) + bias) v over the keys that a query may see.
 
-    H / K neighbouring query heads share a key and value head: H multi-head, 1 multi-query (Shazeer
-    2019, arXiv:1911.02150), between grouped-query (Ainslie et al. 2023, arXiv:2305.13245).
+    H / K neighbouring query heads share a key and value head. K = 1 is multi-query (Shazeer 2019,
+    arXiv:1911.02150), 1 < K < H is grouped-query (Ainslie et al. 2023, arXiv:2305.13245).
     window: a query sees the last `window` tokens (Mistral, Jiang et al. 2023, arXiv:2310.06825);
     block_local: it sees its own group of `block_local` tokens.
     qk_norm: RMSNorm on each head's q and k (Qwen 3, arXiv:2505.09388), or on all heads at once
     (OLMo 2, arXiv:2501.00656).
     attn_softcap: scores become c tanh(scores / c) (Gemma 2, arXiv:2408.00118).
-    nope_every: every so many layers the positions do not enter (Yang et al. 2025,
-    arXiv:2501.18795).
-    conv: x becomes x + conv(x) before all of this, a causal convolution over so many tokens in each
+    nope_every: every n-th layer ignores the positions (Yang et al. 2025, arXiv:2501.18795).
+    conv: x becomes x + conv(x) before all of this, a causal convolution over `conv` tokens in each
     channel, without bias or activation (Canon-A of Allen-Zhu 2025, arXiv:2512.17351); conv_sites
     puts it elsewhere: on q, k and v as they are made, before norms and positions, or on the output.
-    kv_shared_by: of so many layers of attention in a row, the first makes k and v, and all read
+    kv_shared_by: of each n layers of attention in a row, the first makes k and v, and all n read
     them (cross-layer attention, Brandon et al. 2024, arXiv:2405.12981).
     """
 
@@ -189,7 +188,7 @@ class Attention(Mixer):
         return where.scheme.turn(q, where.angles) if self.turns else q
 
     def keys_and_values(self, x, where, cache):
-        """Those of x (B, T, C), after the past ones; left for later layers that read them."""
+        """The KeysAndValues of x (B, T, C), after the cache's; in where.shared for later layers."""
         k = self.in_heads(self.conv_k(self.wk(x), cache), self.k_norm)
         v = self.in_heads(self.conv_v(self.wv(x), cache))
         for extra in self.extras.values():
@@ -264,8 +263,7 @@ class Attention(Mixer):
         return 2 * self.n_kv_head * self.head_dim * min(T, self.window or T)
 
     def flops(self, T):
-        """2 T H D for the scores and as much for the sum of values, whether or not a query sees all
-        T: torch's counter has masked scores too, of which a good kernel skips most (a causal one
-        does about half of these)."""
+        """2 T H D for the scores and as much for the sum of values. As in torch's counter, masked
+        scores count too, though a good kernel skips most of them."""
         flops = 4 * T * self.n_head * self.head_dim
         return flops + sum(extra.flops(self, T) for extra in self.extras.values())

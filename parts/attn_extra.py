@@ -15,7 +15,7 @@ GATED = 32  # features that the gate of a value embedding reads
 
 
 class Extra:
-    """none: nothing is added. A word overrides one or more of three hooks: values, scores, output.
+    """none: nothing is added. A subclass overrides one or more hooks: values, scores, output.
 
     It is made once for each attention layer. Its parameters are attributes of that attention, so
     that their names in a checkpoint are `attn.sinks`, `attn.gate`; every hook is given the
@@ -110,8 +110,8 @@ class ValueResidual(Extra):
 
 
 class ValueEmbed(Extra):
-    """Every other layer, the last one included, adds a vector of the token's own to its value,
-    times 2 σ(x W) of its first 32 features."""
+    """Every other layer, the last one included, adds 2 σ(x W) e[token] to the value; here x are the
+    first 32 features of the layer's input."""
 
     paper = "nanochat, Karpathy 2025"
 

@@ -8,7 +8,7 @@ from parts.part import Part
 
 
 class Block(Part):
-    """Two sublayers, attn and mlp, with norms. A word writes out forward, as in model.py.
+    """Two sublayers, attn and mlp, with norms. Each subclass has a forward, as in model.py.
 
     make: makes the parts of this layer (variant.LayerParts). Stored weights are named `attn`
     whatever the mixer is.

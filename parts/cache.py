@@ -43,9 +43,9 @@ def grown(old, new, used, room=None):
 
 
 class State:
-    """The memory of one layer. A mixer chooses the class; its forward pass calls `update`.
+    """The memory of one layer. A mixer chooses the subclass, and calls its `update`, if it has one.
 
-    `update` takes the tensors of the tokens last announced: a prompt, a chunk of one, or one token.
+    `update` takes tensors of the tokens last announced, by KVCache.advance: one token or several.
     """
 
     def __init__(self, cache):
@@ -185,7 +185,7 @@ class Recurrent(State):
 
     def __init__(self, cache):
         super().__init__(cache)
-        self.states = None  # (B, n, ...) the state after each of the last n - 1 tokens, and before
+        self.states = None  # (B, n, ...) the states before and after each of the last n - 1 tokens
 
     def update(self, states):
         """Remember the states (B, T, ...) after the tokens last announced, or the last of them."""

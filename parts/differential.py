@@ -34,7 +34,7 @@ class Differential(Attention):
 
     def __init__(self, config, layer):
         super().__init__(SimpleNamespace(**vars(config) | WITHOUT), layer)
-        self.start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        self.start = 0.8 - 0.6 * math.exp(-0.3 * layer)  # a
         self.lambda_q1 = nn.Parameter(torch.empty(self.head_dim))
         self.lambda_k1 = nn.Parameter(torch.empty(self.head_dim))
         self.lambda_q2 = nn.Parameter(torch.empty(self.head_dim))
@@ -57,9 +57,9 @@ class Differential(Attention):
         first, second = torch.cat(halves, -1).chunk(2, dim=1)  # (B, H/2, T, 2D)
 
         q1, k1, q2, k2 = self.vectors()
-        strength = (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.start
+        strength = (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.start  # l
         y = (1 - self.start) * self.pair_norm(first - strength * second)
-        return y.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
+        return y.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)  # (B, H, T, D)
 
     def flops(self, T):  # attention runs twice, once for each half of the values
         return super().flops(T) + 4 * T * self.n_head * self.head_dim

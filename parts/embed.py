@@ -17,7 +17,7 @@ MULTIPLIER = 742938285  # one of the best of this prime, by Fishman & Moore 1986
 class Token(Part):
     """Each token has a vector of its own.
 
-    A word overrides forward, and held if it keeps something in the cache.
+    A subclass overrides forward, and held if it keeps something in the cache.
     """
 
     paper = "Bengio et al. 2003, JMLR 3"
@@ -36,12 +36,12 @@ class Token(Part):
 
 
 class NGram(Token):
-    """To a token's vector is added, for each n = 2 .. N, a row of a table: the row that the last n
-    tokens hash to, which other n-grams may hash to as well.
+    """Adds to a token's vector, for each n = 2 .. N, the row of a table that the last n tokens hash
+    to. Other n-grams may hash to the same row.
 
     This is over-encoding with one table for each n. The paper reads an n-gram as a number in base
     V and takes it modulo the rows; that loses the older tokens where V and the rows share a
-    divisor, as 256 bytes and 8,192 rows do. So the base here is another one, modulo a prime first.
+    divisor, as 256 bytes and 8,192 rows do. So we use another base, and a prime modulus first.
     Rows that are narrower than C are projected, with a matrix for each n.
 
     The tables start at 0, as in modded-nanogpt's bigram embedding (pull request 201), so that at

@@ -18,9 +18,9 @@ LONG = 512  # tokens; from here on a window of a quarter or less is faster in bl
 def choose(attention, q, scheme):
     """`flex` or `blocked` where one of them can and should do what `attention.attend` does with the
     queries q (B, H, T, D), else None."""
-    if compiled_on_gpu(q) and flexible(attention, q, scheme):
+    if compiled_on_gpu(q) and suits_flex(attention, q, scheme):
         return flex
-    if saves_blocks(attention, q, scheme):
+    if suits_blocked(attention, q, scheme):
         return blocked
     return None
 
@@ -37,7 +37,7 @@ def drops_weights(attention):
 # ---------------------------------------------------------------- blocks of a window
 
 
-def saves_blocks(attention, q, scheme):
+def suits_blocked(attention, q, scheme):
     """Whether `blocked` fits and is faster: on a CPU, where the text is LONG and at least four
     blocks, without a bias or dropout of the scores."""
     T = q.size(2)
@@ -91,7 +91,7 @@ def with_previous(x):
 # ---------------------------------------------------------------- FlexAttention
 
 
-def flexible(attention, q, scheme):
+def suits_flex(attention, q, scheme):
     """Whether `flex` can and should do it: more than plain causal attention, no pairs of heads,
     no dropout, no addition to the scores but ALiBi's bias, and heads of 16 or more, as its kernels
     need."""

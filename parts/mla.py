@@ -54,9 +54,9 @@ class LatentAttention(Mixer):
         self.n_head = H
         self.width = D
         self.rank = config.latent_rank or max(1, C // 4)
-        self.turned = key_width(config)
-        self.wq = linear(C, H * (D + self.turned), config)
-        self.wd = linear(C, self.rank + self.turned, config)
+        self.key_width = key_width(config)
+        self.wq = linear(C, H * (D + self.key_width), config)
+        self.wd = linear(C, self.rank + self.key_width, config)
         self.latent_norm = RMSNorm(self.rank, config)
         self.wu = linear(self.rank, 2 * H * D, config)
         self.wo = linear(H * D, C, config, residual=True)
@@ -74,7 +74,7 @@ class LatentAttention(Mixer):
             y = self.absorbed(q, past, mask)
         else:
             k, v = self.expanded(past)
-            v = F.pad(v, (0, self.turned))  # the fast kernels want v as wide as q and k
+            v = F.pad(v, (0, self.key_width))  # the fast kernels want v as wide as q and k
             y = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -89,9 +89,9 @@ class LatentAttention(Mixer):
     def compressed(self, x, where):
         """q (B, H, T, D + R) of x (B, T, C), and what the cache holds, (B, 1, T, L + R)."""
         q = self.wq(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-        q, q_turned = q.split((self.width, self.turned), -1)
-        latent, shared_key = self.wd(x)[:, None].split((self.rank, self.turned), -1)
-        angles = where.scheme.angles(where.pos, self.turned)
+        q, q_turned = q.split((self.width, self.key_width), -1)
+        latent, shared_key = self.wd(x)[:, None].split((self.rank, self.key_width), -1)
+        angles = where.scheme.angles(where.pos, self.key_width)
         q_turned = where.scheme.turn(q_turned, angles)
         shared_key = where.scheme.turn(shared_key, angles)
         past = torch.cat((self.latent_norm(latent), shared_key), -1)
@@ -99,7 +99,7 @@ class LatentAttention(Mixer):
 
     def expanded(self, past):
         """k (B, H, S, D + R) and v (B, H, S, D) of all heads."""
-        latent, shared_key = past.split((self.rank, self.turned), -1)
+        latent, shared_key = past.split((self.rank, self.key_width), -1)
         both = self.wu(latent[:, 0]).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
         k, v = both.chunk(2, -1)  # (B, H, S, D)
         return torch.cat((k, shared_key.expand(-1, self.n_head, -1, -1)), -1), v
@@ -108,9 +108,9 @@ class LatentAttention(Mixer):
         """The values (B, H, 1, D) of one query, without keys and values of the heads. A bias of the
         keys adds the same to all scores, which changes nothing."""
         to_k, to_v = self.wu.weight.unflatten(0, (self.n_head, 2, -1)).unbind(1)  # (H, D, L)
-        q, q_turned = q.split((self.width, self.turned), -1)
+        q, q_turned = q.split((self.width, self.key_width), -1)
         q = torch.cat((q @ to_k, q_turned), -1)  # (B, H, 1, L + R)
-        scale = 1 / math.sqrt(self.width + self.turned)
+        scale = 1 / math.sqrt(self.width + self.key_width)
         y = F.scaled_dot_product_attention(
             q, past, past[..., : self.rank], mask, scale=scale, enable_gqa=True
         )  # (B, H, 1, L)
@@ -120,7 +120,7 @@ class LatentAttention(Mixer):
         return y + self.wu.bias.unflatten(0, (self.n_head, 2, 1, -1))[:, 1]
 
     def held(self, T):
-        return (self.rank + self.turned) * T
+        return (self.rank + self.key_width) * T
 
     def flops(self, T):
-        return 4 * T * self.n_head * (self.width + self.turned)
+        return 4 * T * self.n_head * (self.width + self.key_width)

@@ -15,8 +15,8 @@ def relu2(x):
 
 
 class FeedForward(Part):
-    """The map that a word writes in `transform`, between the convolutions at its input and output
-    that conv_sites may ask for."""
+    """The map of a subclass, its `transform`, between the convolutions at its input and output that
+    conv_sites may ask for."""
 
     def __init__(self, config):
         super().__init__()

@@ -32,7 +32,7 @@ class Routings:  # not a plain list, because fsdp gives each block copies of the
     """The routings of all layers in one forward pass."""
 
     def __init__(self):
-        self.of_layers = []  # bottom first; a second forward pass of a block is not read
+        self.of_layers = []  # bottom first; what recomputed blocks append later is not read
 
 
 class MoE(FeedForward):
@@ -250,8 +250,8 @@ def layers_of(model):
 
 
 def collect(model, routings):
-    """What the layers' routings add to the training loss; their tallies are counted. Outside of the
-    blocks, whose forward pass runs a second time where activations are recomputed."""
+    """Count the tallies of the layers' routings; return what these add to the training loss. Called
+    outside of the blocks, whose forward pass runs twice where activations are recomputed."""
     for layer, routing in zip(layers_of(model), routings, strict=True):
         layer.tally += routing.tally
     return sum(routing.loss for routing in routings)

@@ -167,7 +167,7 @@ def reset(part):
 class ShortConv(Part):
     """sum_j weight_(width - 1 - j) x_(t - j) + bias, j = 0 to width - 1, in each channel.
 
-    name: of the last width - 1 inputs in the cache; each convolution of a layer has another.
+    name: its key in the cache, which holds its last width - 1 inputs; unique in a layer.
     """
 
     def __init__(self, channels, width, bias, name="state"):
@@ -217,7 +217,7 @@ class NoConv(Part):
 
 def conv_at(site, channels, config, name=None):
     """The convolution at a site of attention or of the MLP. Where the configuration names no sites,
-    `conv` alone means attention's input. name: in the cache, where a site has two."""
+    `conv` alone means attention's input. name: its key in the cache (None: the site)."""
     sites = config.conv_sites.split(",")
     if config.conv_sites == "none":
         sites = ["input"] if config.conv else []

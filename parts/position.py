@@ -33,14 +33,14 @@ class Position(Part):
         super().__init__()
 
     def embed(self, x, pos):
-        """x (B, T, C) at the bottom, once."""
+        """Add positions to the embedding x (B, T, C)."""
         return x
 
     def angles(self, pos, D=None):
-        """The argument `angles` of `turn`, for heads D wide (None: as wide as attention's)."""
+        """(cos, sin) for `turn`, for heads D wide (None: as wide as attention's); or None."""
 
     def turn(self, x, angles):
-        """Queries or keys x (B, heads, T, D), in every layer."""
+        """Rotate queries or keys x (B, heads, T, D), in every layer."""
         return x
 
     def bias(self, q, qpos, kpos):
@@ -307,12 +307,12 @@ class Shared:  # not a plain dict, because fsdp gives each block copies of the d
 
 
 class Where(NamedTuple):
-    """What every layer may read beside its input x: the tokens of a forward pass, their positions,
-    and what earlier layers left."""
+    """What every layer gets as `where`, beside its input x: the tokens of a forward pass, their
+    positions, and what earlier layers left."""
 
-    scheme: Position
+    scheme: Position  # of the slot `position`
     pos: torch.Tensor  # (B or 1, T)
-    angles: tuple | None
+    angles: tuple | None  # scheme.angles(pos)
     idx: torch.Tensor  # (B, T) the tokens' ids
     shared: Shared
     routings: object = None  # moe.Routings, to which each layer with experts adds its own

@@ -66,8 +66,8 @@ class StateMixer(Mixer):
         """The values that the T tokens of the inputs (B, T, ...) read from the state, (B, T, H, P).
         States are in float32 at least; autocast may multiply in less.
 
-        The chunked form reads them in training, and a prompt; the recurrent form a single token,
-        and the last tokens of a prompt, if the cache must be able to forget these.
+        Training and prompts use the chunked form. Single tokens use the recurrent form, and so do
+        the last tokens of a prompt that the cache must be able to forget.
         """
         inputs = [precise(x) for x in inputs]
         B, T = inputs[0].shape[:2]
@@ -136,7 +136,7 @@ class Decay(Part):
 
 
 def chunk_size(T):
-    """(c, the tokens of all chunks, of which the last is filled up, over T)."""
+    """(c, tokens of all chunks / T, which is above 1 if the last one is filled up)."""
     c = min(CHUNK, T)
     return c, math.ceil(T / c) * c / T
 

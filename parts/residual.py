@@ -39,7 +39,7 @@ class Plain(Part):
 
 
 class Scaled(Plain):
-    """A block reads keep * x + again * x_0, x_0 the embedding; keep starts at 1, again at 0."""
+    """Each block first sets x to keep x + again x_0, x_0 the embedding. They start at 1 and 0."""
 
     paper = "nanochat, Karpathy 2025"
 
@@ -63,9 +63,9 @@ class Connection(Part):
 
         X'_j = sum_i A_ij X_i + b_j F(sum_i a_i X_i)
 
-    a (n), A (n, n) and b (n) are a one at k mod n, the identity and ones, plus learned numbers,
-    plus s tanh(norm(X_i) W), which the token decides. W is (C, n + 2), and there is one s for a and
-    A and one for b. norm is RMSNorm without a weight, which W could take over.
+    Each of a (n), A (n, n) and b (n) is a constant (a one at k mod n; the identity; ones), plus
+    learned numbers, plus s tanh(norm(X_i) W), which depends on the token. W is (C, n + 2); a and A
+    share one s, b has another. norm is RMSNorm without a weight, which W could take over.
     """
 
     def __init__(self, config, k):
@@ -92,7 +92,7 @@ class Connection(Part):
         mix = self.mix.view(self.n, -1) + self.strength[0] * mix
         write = 1 + self.write[:, None] + self.strength[1] * write
 
-        # The difference to the plain stream is small, and may be rounded to 16 bits.
+        # Under autocast only this small difference to the plain stream is rounded to 16 bits.
         added = mix.mT @ x  # (B, T, n + 1, C)
         return x[..., self.own, :] + added[..., 0, :], (x + added[..., 1:, :], write)
 
@@ -180,8 +180,8 @@ class ConstrainedConnection(Part):
         """x (B, T, n, C) -> the input of F (B, T, C), and A x (B, T, n, C) with b (B, T, n, 1)."""
         n = self.n
         flat = x.flatten(-2)
-        size = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / flat.size(-1) ** 0.5
-        decided = F.linear(flat, self.by_token) / size.clamp(min=1e-6)  # as of the normed streams
+        rms = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / flat.size(-1) ** 0.5
+        decided = F.linear(flat, self.by_token) / rms.clamp(min=1e-6)  # W norm(X)
         decided = decided.movedim(-1, 0)
         a, b, A = decided.split((n, n, n * n))  # each (., B, T): Sinkhorn is fastest that way round
         fixed_a, fixed_b, fixed_A = self.fixed[:, None, None].split((n, n, n * n))

@@ -1,7 +1,7 @@
-"""The shelf: every word of every slot, with its formula. A new part is a class and a line here.
+"""The slots of a model, such as `norm`, and the words that fill them, such as `rmsnorm`, each with
+its formula. A new part is a class and a line here.
 
-x: the input (B, T, C); q, k, v: a query, a key, a value of width D. Each class explains its symbols
-in its docstring, and names its paper.
+x: the input (B, T, C); q, k, v: of width D. Each class explains its symbols and names its paper.
 """
 
 from torch.nn import functional as F
@@ -78,10 +78,10 @@ MIXER = {
 
 RESIDUAL = {  # of a sublayer F
     "plain": residual.Plain,  # x + F(x)
-    "scaled": residual.Scaled,  # x + F(x), and each block first: x = c x + d x_0, x_0 the embedding
+    "scaled": residual.Scaled,  # x + F(x); a block begins with x = c x + d x_0, x_0 the embedding
     "hyper": residual.Hyper,  # streams X: X_j becomes Σ_i A_ij X_i + b_j F(Σ_i a_i X_i)
     "mhc": residual.Constrained,  # as hyper; a and b positive, each row and column of A sums to 1
-    "attn_res": residual.AttnRes,  # Σ_j softmax_j(w·norm(h_j)) h_j; h_0 = x_0, h_j = F_j of that
+    "attn_res": residual.AttnRes,  # h_k = F_k(Σ_j softmax_j(w_k·norm(h_j)) h_j), j < k; h_0 = x_0
 }
 
 ATTN_EXTRA = {  # of a head of attention; of several words, the upper one acts first

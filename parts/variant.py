@@ -74,7 +74,7 @@ class VariantConfig:
     relative_clip: PositiveInt = 16  # of relative: the largest distance with a vector of its own
     # rare: what attention sees, residuals
     window: NonNegativeInt = 0  # tokens a query sees, itself included; 0: all
-    full_every: NonNegativeInt = 0  # of window: every so many layers one sees all; 0: none
+    full_every: NonNegativeInt = 0  # of window: every n-th layer sees all; 0: none
     block_local: NonNegativeInt = 0  # size of the groups that see themselves only; 0: no groups
     qk_norm: Literal["none", "head", "full"] = "none"
     attn_softcap: NonNegativeFloat = 0.0  # 0: none
@@ -95,14 +95,14 @@ class VariantConfig:
     # rare: mixtures of experts
     n_experts: PositiveInt = 8  # of moe
     top_k: PositiveInt = 2  # of moe: experts that a token uses
-    shared_experts: NonNegativeInt = 0  # of moe: one expert for all tokens, as wide as so many
+    shared_experts: NonNegativeInt = 0  # of moe: width, in experts, of one that all tokens use
     shared_gate: bool = False  # of moe: the shared expert times a number of the token's own
     moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
     # rare: latent attention, states, short convolutions
     latent_rank: PositiveInt | None = None  # of mla: width of the latent vector; None: n_embd / 4
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
     state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)
-    expand: PositiveInt = 1  # of a state: the width of all values is so many times n_embd
+    expand: PositiveInt = 1  # of a state: the width of all values, in units of n_embd
     conv: PositiveInt | None = None  # tokens a convolution sees; None: 4 in a state, at conv_sites
     conv_sites: Words(CONV_SITES, several=True) = "none"  # a,b: where; none: input, if conv is set
 

@@ -43,8 +43,8 @@ def check_ids(ids, vocab_size, tokens):
 
 
 def visits(order, size, first, count):
-    """(count,) entries first .. first + count - 1 of order(0), order(1), ... one after the other,
-    each of `size` entries."""
+    """(count,) entries first .. first + count - 1 of order(0), order(1), ... laid end to end, where
+    order(epoch) has `size` entries."""
     pieces = []
     while count > 0:
         epoch, at = divmod(first, size)
@@ -58,7 +58,7 @@ def visits(order, size, first, count):
 class Split:
     """What Text and Pairs share: `tokens`, the ids of a split, and what an evaluation counts."""
 
-    answers_each = 1  # rows that belong together
+    answers_each = 1  # rows of one example; a preference has two
 
     def __len__(self):
         return len(self.tokens)
@@ -129,16 +129,16 @@ class Text(Split):
         self.tokens = tokens
         self.block_size = block_size
         self.vocab_size = vocab_size
-        self.learned = tokens  # the ids whose loss counts if they are targets
+        self.learned = tokens  # the ids whose loss counts: here all
 
     def batches(self, seed):
         """The samples of the split in their endless order."""
         return Batches(self.tokens, self.block_size, seed, self.vocab_size)
 
     def eval_windows(self, limit=None):
-        """(starts, number of targets) of the windows of an evaluation: all of block_size, or as
-        many as `limit` tokens fill (None or 0: all), evenly spread: Shakespeare's first 8,192
-        characters of validation cost 0.11 nats less than the whole."""
+        """(starts, number of targets) of the windows of an evaluation: as many as `limit` tokens
+        fill (None or 0: all), evenly spread, since Shakespeare's first 8,192 characters of
+        validation cost 0.11 nats less than the whole."""
         n = len(self.tokens)
         targets = min(limit or n, n) - 1
         count = -(-targets // self.block_size)

@@ -1,5 +1,5 @@
-"""What a run is: what it prints before its first step, how much it computes, and the share of its
-devices' peak that this is: the model FLOPs utilisation, MFU."""
+"""What a run prints before its first step, and the peak speed of its devices, of which the model
+FLOPs utilisation (MFU) is a share."""
 
 import re
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from parts.part import Part
 from parts.slots import SLOTS
 from parts.variant import VariantConfig
 
-EPOCHS = 10  # more without dropout are warned of
+EPOCHS = 10  # without dropout, more give a warning
 
 # Dense TFLOP/s in bfloat16 and float16, summed in float32, from NVIDIA's data sheets (which list
 # twice as much "with sparsity"), of GPUs whose name has all of these words; the first that fits.
@@ -33,10 +33,10 @@ PEAKS = {
     "4090": 165,
     "3090": 71,
 }
-OTHER_CHIPS = {"Laptop", "MIG", "Ti", "D"}  # other chips, or parts of one, with these names
+OTHER_CHIPS = {"Laptop", "MIG", "Ti", "D"}  # words that name another chip, or a part of one
 
 
-def variant(run):
+def variant_config(run):
     """The model's configuration as a VariantConfig, which parts/costs.py reads."""
     c = run.model.config
     if isinstance(c, VariantConfig):
@@ -61,15 +61,15 @@ def peak_flops(runtime):
 
 
 def peak_speed(run):
-    """The tokens/s at which the devices would compute nothing else and never wait, or None. The
-    MFU, the model FLOPs utilisation (Chowdhery et al. 2022, arXiv:2204.02311), is the share of it
-    that a run reaches."""
+    """Print the peak FLOP/s of all devices; return the tokens/s of a run at that peak, or None. The
+    share of it that a run reaches is the MFU, the model FLOPs utilisation (Chowdhery et al. 2022,
+    arXiv:2204.02311)."""
     peak = peak_flops(run.runtime)
     if peak is None:
         return None
     peak *= run.runtime.world_size
     print(f"100 % MFU is {peak / 1e12:,.0f} TFLOP/s, of the data sheet, dense")
-    return peak / training_flops_per_token(variant(run), run.model.config.block_size)
+    return peak / training_flops_per_token(variant_config(run), run.model.config.block_size)
 
 
 # ---------------------------------------------------------------- before the first step

@@ -4,7 +4,7 @@ import torch
 
 from tokens import ngrams
 
-EVAL_BLOCKS = 64  # parts of the validation text whose losses a log row holds
+EVAL_BLOCKS = 64  # blocks of the reported half whose losses a log row holds
 
 
 def batch_sums(values, counts):
@@ -76,9 +76,9 @@ def evaluation_row(data, sums):
 
 
 def yardsticks(run):
-    """{"5-grams of 16,384 tokens": loss, "trigrams of ...": loss}: what counting gives on as much
-    of the text as a run has seen, in its windows (tokens/ngrams.py). {} for pairs, and for texts
-    that are not counted."""
+    """{"5-grams of 16,384 tokens": loss, "trigrams of ...": loss} of n-grams counted on as much of
+    the text as a run has seen, in windows of its block_size (tokens/ngrams.py). {} for pairs, and
+    for texts that are not counted."""
     counted = run.data.meta.get("ngrams")
     if counted is None:
         return {}

@@ -1,5 +1,5 @@
-"""The model of a run: its configuration and first weights, and as it is trained: its loss alone,
-compiled, its activations computed again."""
+"""The model of a run: its configuration and first weights, and the module that is trained: the
+loss, compilation, recomputed activations."""
 
 import functools
 from dataclasses import asdict, replace
@@ -43,15 +43,15 @@ def check_tokens(settings, tokenizer):
         raise UserError(what, f"dataset={dataset}", fix)
 
 
-def import_weights(given, tokenizer):
+def import_weights(settings, tokenizer):
     """(Settings with the model's values, {name: tensor}) of pretrained weights. Sets config.model.
     Raises UserError if the user named another model, or if the data have another tokenizer."""
     from weights import hf
 
-    config = given.config
+    config = settings.config
     word, imported, weights = hf.load_pretrained(config.init_from)
-    check_base(given.model | {"init_from": config.init_from}, imported | {"model": word})
-    model = imported | given.model | {"model": word}
+    check_base(settings.model | {"init_from": config.init_from}, imported | {"model": word})
+    model = imported | settings.model | {"model": word}
     longest = imported["block_size"]
     if model["block_size"] > longest and model.get("rope_scaling", "none") == "none":
         change = f"block_size shortened from {model['block_size']} to {longest}"
@@ -67,14 +67,14 @@ def import_weights(given, tokenizer):
         fix = f"python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}"
         raise UserError(what, f"dataset={config.dataset}", fix)
     config.model = word
-    return given._replace(model=model), weights
+    return settings._replace(model=model), weights
 
 
-def new_model_config(given, vocab_size):
-    """The configuration of a new model for data with this vocabulary. `given` are the Settings.
-    With `match`, a variant gets the MLP width at which it costs as much as its base."""
-    config = given.config
-    values = {"vocab_size": vocab_size} | given.model | {"model": config.model}
+def new_model_config(settings, vocab_size):
+    """The configuration of a new model for data with this vocabulary. With `match`, a variant gets
+    the MLP width at which it costs as much as its base."""
+    config = settings.config
+    values = {"vocab_size": vocab_size} | settings.model | {"model": config.model}
     check_vocabulary(values["vocab_size"], vocab_size, config)
     made = configure(values)
     if not isinstance(made, VariantConfig):
@@ -154,7 +154,7 @@ def compiled(loss, model, runtime):
         return loss
     if not runtime.device.startswith("cpu"):
         return torch.compile(loss, dynamic=False)
-    # The compiler's own dropout triples a step; one C++ file compiles faster than many.
+    # With the compiler's own dropout a step takes three times as long. One file compiles faster.
     for block in model.blocks:
         block.compile(dynamic=False, options={"fallback_random": True, "cpp_wrapper": True})
     return loss

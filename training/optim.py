@@ -154,8 +154,8 @@ def group_of(named, weight_decay):
 
 
 def names_of(model, attribute, of_linear=()):
-    """The names of the parameters that the modules of a model name in an attribute; of_linear: of a
-    linear map without this attribute."""
+    """The names of the parameters that the modules of a model list in an attribute; of_linear: the
+    list of a linear map without it."""
     names = set()
     for prefix, module in model.named_modules():
         usual = of_linear if isinstance(module, torch.nn.Linear) else ()

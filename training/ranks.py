@@ -143,7 +143,7 @@ def gather(model, optimizers, runtime):
 
 def scatter(model, optimizers, moments):
     """Load optimizer state, in whole tensors as gather returns it, into the optimizers of `model`,
-    sharded or not. What belongs to the data is left out."""
+    sharded or not. Skips the tensors of the loss (REFERENCE)."""
     moments = {name: moments[name] for name in moments if not name.startswith(REFERENCE)}
     if not moments:  # saved before the first step
         return

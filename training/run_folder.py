@@ -235,7 +235,7 @@ def read_log(path, last_step=None):
 
 
 def leave_old_bits_blank(run, rows):
-    """Remove the bits per byte that a run logged in `rows` while end tokens counted as text."""
+    """Blank the bits per byte in rows of old versions, which counted end tokens as text."""
     state = run.state
     if state.get("bits_of") != BITS_OF and run.data.tokenizer.stops:
         state["best_bits_per_byte"] = None
@@ -275,7 +275,7 @@ def curves(rows, title, lines=()):
 
 
 def draw(rows, path, lines):
-    """Draw the loss curves of some rows as a PNG. Without them a run goes on."""
+    """Draw the loss curves of some rows as a PNG. A failure gives a warning only."""
     content = io.BytesIO()
     try:
         name = printable(Path(path).absolute().parent.name, figure=True)
@@ -339,7 +339,7 @@ LOGGERS = {"none": None, "tensorboard": start_tensorboard, "wandb": start_wandb,
 
 
 def attempt(name, work, *arguments):
-    """What work(*arguments) of a logger returns. If it fails, the run goes on."""
+    """Return work(*arguments) of a logger. A failure gives a warning only."""
     try:
         return work(*arguments)
     except Exception as error:  # of any kind: it comes from a library of others

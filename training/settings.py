@@ -39,7 +39,7 @@ DTYPE = ("auto", "float32", "bfloat16", "float16")
 class TrainConfig:
     OFTEN = """
         model dataset out_dir init_from n_layer n_embd block_size batch_size max_iters learning_rate
-    """.split()  # noqa: SIM905
+    """.split()  # first in --help  # noqa: SIM905
     # the model
     model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the base of a variant
     arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
@@ -72,7 +72,7 @@ class TrainConfig:
     grad_clip: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
-    eval_tokens: NonNegativeInt = 0  # of each validation split, spread; 0 = all, as at the end
+    eval_tokens: NonNegativeInt = 0  # scored of each split, evenly spread; 0 = all, as at the end
     log_interval: PositiveInt = 10  # steps between reports
     log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
     # instead of training
@@ -115,7 +115,7 @@ COURSE = """
     batch_size gradient_accumulation_steps weight_decay beta1 beta2 grad_clip seed data_seed dtype
     eval_tokens device compile
 """.split()  # noqa: SIM905
-# A checkpoint's "order" of the samples. Before it was stored, a cipher ordered more than LARGE.
+# The "order" in a checkpoint. Older ones have none: a cipher ordered more than LARGE windows.
 ORDER = "permutation"
 LARGE = 1 << 20
 LAST_WITH_CIPHER = "5aa2740"
@@ -124,7 +124,7 @@ RESOLVED = ("device", "dtype", "compile")
 # Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
 # one because the folder may have been moved.)
 ONE_START = ("versions", "overwrite", "eval_only", "split", "out_dir", "allow_data_change")
-# What a checkpoint's state holds of evaluations. Those of other tokens cannot be compared with it.
+# Keys of the state that evaluations set. They are cleared when other tokens are evaluated.
 EVALUATED = ("best_val_loss", "best_bits_per_byte", "best_step", "evaluated")
 # Keys of nanoGPT and of earlier versions that have another name here.
 RENAMED = {
@@ -244,7 +244,7 @@ def model_values(values):
 
 def check_base(values, stored):
     """Raise UserError if a run that starts from weights of the model `stored` names another base,
-    arch or n_head. A note says which other keys differ that the shapes of the weights allow."""
+    arch or n_head. Print a note of other keys that differ, where the weights still fit."""
     for key in ("model", "arch", "n_head"):
         if values.get(key) not in (None, stored.get(key)):
             what = f"init_from={values['init_from']} has weights of a model with another {key}"
@@ -346,17 +346,17 @@ def keep_device(stored, given):
     return stored | {"device": device, "compile": "auto"}
 
 
-def first_state(given, fingerprint):
+def first_state(settings, fingerprint):
     """The state that a run starts from: the stored one, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
     new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
     new |= {"order": ORDER, "bits_of": BITS_OF, "data": fingerprint}
-    state = given.state or new
+    state = settings.state or new
     changed = state["data"] != fingerprint
-    if changed and not given.config.allow_data_change:
-        what = f"dataset={given.config.dataset} has changed since this run began"
+    if changed and not settings.config.allow_data_change:
+        what = f"dataset={settings.config.dataset} has changed since this run began"
         fix = "prepare the same text again, train in another out_dir, or give --allow_data_change"
-        raise UserError(what, given.folder, fix)
+        raise UserError(what, settings.folder, fix)
     if changed:
         state |= dict.fromkeys(EVALUATED) | {"data": fingerprint, "order": ORDER}
     return state

@@ -225,7 +225,7 @@ class RunLog:
 
 @contextmanager
 def counting(run):
-    """Show the batches of an evaluation that is no part of a training: on a bar, on a terminal."""
+    """Show the batches of an --eval_only evaluation on a bar, if stdout is a terminal."""
     disable = None if run.runtime.main else True
     with tqdm(unit=" batches", leave=False, file=sys.stdout, disable=disable) as bar:
 

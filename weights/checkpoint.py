@@ -27,7 +27,7 @@ from tokens.tokenizer import tokenizer_from_json
 from weights import checks
 from weights.checks import FOREIGN, FORMAT
 
-REFERENCE = "reference/"  # begins the names of tensors that belong to the data (preferences)
+REFERENCE = "reference/"  # begins the names of tensors of the loss (only preferences have some)
 OVERHEAD = 1 << 16  # bytes of headers, checksums and partly filled blocks
 STEP = r"(?:[0-9]{6}|[1-9][0-9]{6,})"
 NAMES = {  # the folders in ckpt/ that are ours; .tmp and .old are names of earlier versions

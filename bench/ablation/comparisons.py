@@ -66,7 +66,7 @@ def comparisons_of(plan):
 def comparison(arm, against, kind, groups):
     """A row of `judge` without numbers."""
     about = {"name": arm, "arm": arm, "against": against, "kind": kind, "groups": groups}
-    return about | dict.fromkeys(NUMBERS, math.nan) | TEXTS | {"reached": False}
+    return about | dict.fromkeys(NUMBERS, math.nan) | TEXTS | {"all_tried": False}
 
 
 def losses_of(runs):

@@ -6,8 +6,8 @@ What a part is worth over settings, and in a setting that nobody has measured: r
 The tau of all parts share a log-normal prior whose own parameters are averaged by their likelihood,
 so that four settings suffice. A grid over tau and mean makes each probability a sum; the mean's
 prior is flat, which is REML. The prediction for a new setting is the mixture of normal(mean, tau)
-over that grid. Parts are judged one by one, so an error of the base that all arms of a setting
-share belongs into se.
+over that grid. Parts are judged one by one, so se includes the error of the base, which all arms of
+a setting share.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, logsumexp, ndtr
 
 LEAST_SETTINGS = 4  # with fewer, no prediction is made
-SURE = 0.9  # the probability of a word
-SMALL = 0.5  # no sign is called where P(no difference) is above it
+SURE = 0.9  # the probability that a word needs
+SMALL = 0.5  # neither "helps" nor "hurts" where P(no difference) is above it
 WITHIN = np.log(1.05)  # a smaller log worth makes no difference
 TAUS = np.geomspace(0.02, 12, 40)  # in units of the spread of all parts
 STEPS = np.linspace(-8, 8, 33)  # of the grid of the mean, in its standard errors

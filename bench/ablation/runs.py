@@ -51,7 +51,7 @@ class Job:
     arm: str
     seed: int  # with the same seed, all arms see the data in the same order
     lr: float  # multiple of the given learning rate
-    purpose: str  # "report", "tune" or "curve"
+    purpose: str  # "tune" (for the rate), "curve" (for the worth) or "report" (for the verdict)
     out_dir: str
     values: dict
     config_hash: str

@@ -65,7 +65,7 @@ class Sweep:
     started: str
     chosen_lr: dict  # {arm: multiple of its given learning rate}
     grids: dict  # {arm: multiples to choose from}
-    margin: float | None
+    margin: float | None  # nats; a smaller difference counts as none
     margin_source: str | None
     costs: dict = field(default_factory=dict)  # {arm: its row of costs.jsonl}
     predicted: dict = field(default_factory=dict)  # {arm: seconds of a run}
@@ -93,7 +93,7 @@ class Sweep:
         }
 
     def control_arms(self):
-        """The names of the base and of its second copy."""
+        """The names of the base and of its replicate."""
         return plans.control_group(self.outline())
 
     def judged_arms(self):
@@ -107,7 +107,7 @@ class Sweep:
     # ------------------------------------------------------------ its folder
 
     def open(self, new_costs=()):
-        """Make the folder, lock it, and write the costs and sweep.json."""
+        """Make the folder, lock it, and write costs, fingerprints and sweep.json."""
         (self.out / "runs").mkdir(parents=True, exist_ok=True)
         self.lock = lock_run(self.out, write_id=True)
         for row in new_costs:
@@ -117,8 +117,8 @@ class Sweep:
         self.write_plan()
 
     def add_forms(self):
-        """Fingerprint again, in the form of their runs, the arms that are about to run compiled or
-        in 16 bits: the eight steps, as `form` of their lines."""
+        """Fingerprint once more, in the form of their runs, the arms that are about to run compiled
+        or in 16 bits. The result is `form` in their lines of fingerprints.jsonl."""
         if not self.machine.is_here:
             return
         pending = {job.arm for job in schedule.pending_jobs(self)}
@@ -163,7 +163,7 @@ class Sweep:
             raise Failure(what, f"out_dir={self.out}", fix)
 
     def keep_row(self, job, row):
-        """Write the row of a run that has ended, which then needs its checkpoints no more."""
+        """Write the row of a run that has ended, and drop the checkpoints that it needs no more."""
         self.check_own()
         files.append(self.out / "rows.jsonl", row)
         self.rows[job.key] = row
@@ -230,7 +230,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
 
     values = base_values(arms[BASE], data)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    kept = kept_plan(stored, arms[BASE])  # what was fixed before holds for the same base only
+    kept = kept_plan(stored, arms[BASE])  # fixed earlier, for the same base only
     check_seeds(kept, config)
     # The replicate takes the rate of the base.
     tuned = [name for name, arm in arms.items() if not arm.curve and not arm.replicate]
@@ -277,7 +277,7 @@ def hashes(facts):
 
 
 def check_seeds(kept, config):
-    """Raise UserError if a sweep that has reported runs is to have other seeds than it planned: its
+    """Raise UserError if other seeds are given than a sweep with reported runs had planned: its
     verdicts are of the planned runs."""
     if not kept:
         return
@@ -340,8 +340,8 @@ def config_hash(arm, data, machine):
 
 
 def identify(arms, data, out_dir, show):
-    """Set the code_hash of all arms, the ids of their fingerprints, and print the arms whose code
-    has changed since the fingerprint was stored. Returns the lines of fingerprints.jsonl."""
+    """Set the code_hash of each arm to the id of its fingerprint, and print the arms whose code has
+    changed since it was stored. Returns the lines of fingerprints.jsonl."""
     lines = identity.stored(out_dir)
     known = identity.by_configuration(lines)
     for number, arm in enumerate(arms.values(), 1):

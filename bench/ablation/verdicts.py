@@ -71,7 +71,7 @@ def judge(runs, plan):
     missing = missing_arms(runs, plan)
     for row in comparisons:
         arms, others = row["groups"]
-        row["reached"] = missing.isdisjoint([*arms, *others])
+        row["all_tried"] = missing.isdisjoint([*arms, *others])
         pools = facts.screening or row["kind"] == "replicate"
         row |= description(row, runs, losses, curve, plan, pooled if pools else None)
     found = screened(judged, facts) if facts.screening else decided(judged, losses, facts)
@@ -137,7 +137,7 @@ def decided(judged, losses, facts):
     tests = []
     for row in judged:
         groups = [pick(losses, arms) for arms in row["groups"]]
-        if not row["reached"]:
+        if not row["all_tried"]:
             groups = [np.empty(0), np.empty(0)]  # for which `compare` gives p = 1
         tests.append(compare(groups, facts.margin, least))
     p, p_tie, difference = np.array(tests, float).T  # [family] each
@@ -170,13 +170,13 @@ def screened(judged, facts):
             if p_of_arm <= ALPHA:
                 side = "better" if row["difference"] < 0 else "worse"
                 word = failing_word(row) or f"{side}, by more than the noise"
-            columns = {"p_holm": p_of_arm, "verdict": word, "reached": True}
+            columns = {"p_holm": p_of_arm, "verdict": word, "all_tried": True}
         family.append(columns)
     return family
 
 
 def explanation(row, failed, facts):
-    """The columns of a verdict and its reason, where runs may be missing."""
+    """{"verdict", "reason"} of a row: its verdict, unless runs are missing; and why."""
     word = row["verdict"]
     reasons = reasons_of(row)
     fewest = min(row["n"], row["n_control"])
@@ -189,7 +189,7 @@ def explanation(row, failed, facts):
     elif fewest < 2:
         word = "no verdict"
         reasons.append("one seed cannot show chance")
-    elif not row["reached"]:
+    elif not row["all_tried"]:
         word = "no verdict"
         reasons.append("planned runs are missing")
     elif not facts.screening and fewest < least:

@@ -23,8 +23,8 @@ class Curve:
     """The base's loss against multiples of its tokens, of which one is 1."""
 
     def __init__(self, losses):
-        """losses: {multiple: losses of its runs}, two or more. Each has few runs, so that one
-        standard deviation is pooled over all."""
+        """losses: {multiple: losses of its runs}, two or more. Each has few runs, so one standard
+        deviation is pooled over all."""
         losses = {k: np.asarray(losses[k], float) for k in sorted(losses)}
         residuals = np.concatenate([values - values.mean() for values in losses.values()])
         df = len(residuals) - len(losses)
@@ -92,8 +92,8 @@ class Curve:
 
 
 def curve_of(runs):
-    """The Curve of a sweep's runs; None without the base's and another point. Runs that are stuck
-    are no part of it, unless all of the base's are."""
+    """The Curve of a sweep's runs; None without the base's and another point. It leaves out stuck
+    runs, which did not learn, unless all runs of the base are stuck."""
     done = runs[runs.current & (runs.status == "done")]
     learned = done[~done.stuck]
     done = learned if learned.control.any() else done

@@ -35,9 +35,9 @@ PREDICTIONS = "predictions.json"  # in out_dir: what is predicted for the settin
 
 @dataclass
 class SettingsConfig:
-    OFTEN = ["out_dir", "settings", "arms", "passes", "workers", "dry_run"]
+    OFTEN = ["out_dir", "settings", "arms", "passes", "workers", "dry_run"]  # first in --help
     out_dir: str = "out-settings"  # a folder for each setting
-    #: {name: keys of train.py}; typed: names with commas, held_out, or a number: the first of them
+    #: {name: keys of train.py}; typed: names with commas, held_out, or N for the first N
     settings: dict | str | None = None
     held_out: dict | None = None  # settings of the test, which run only when they are named
     #: typed: names, RoPE,"QK norm", or parts of your own, '{"mine": {"mlp": "my_word"}}', or, where
@@ -67,7 +67,7 @@ class Setting:
 
     @property
     def factors(self):
-        """{factor: its level}. Lengths are compared at equal stage: AdamW's are halved."""
+        """{factor: its level}. AdamW's length is halved: the plan gives it twice Muon's tokens."""
         text, _, tokens = self.values["dataset"].rpartition("_")
         trained = tokens_of(self.values) / 1e6
         if self.values["optimizer"] == "adamw":

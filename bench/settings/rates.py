@@ -22,7 +22,7 @@ def before_divergence(points):
     return [(x, loss) for x, loss in points if x < wall]
 
 
-def curvature(curves):
+def common_curvature(curves):
     """The common curvature of some curves, each [(log rate, loss)] at three rates or more, by least
     squares; None if no curve has three rates, or if it is not positive."""
     squares = 0.0
@@ -33,23 +33,23 @@ def curvature(curves):
         if len(set(x)) < 3:
             continue
         line = np.stack([np.ones_like(x), x], 1)
-        square = x**2 - line @ np.linalg.lstsq(line, x**2, rcond=None)[0]  # beside a line
+        square = x**2 - line @ np.linalg.lstsq(line, x**2, rcond=None)[0]  # what no line explains
         squares += square @ square
         products += square @ y
     return products / squares if squares and products > 0 else None
 
 
-def line_beside(points, curve):
-    """(level, slope) of the quadratic with a curvature through points (log rate, loss)."""
+def linear_part(points, curvature):
+    """(level, slope) of the quadratic with this curvature through points (log rate, loss)."""
     x = np.array([point[0] for point in points])
-    y = np.array([point[1] for point in points]) - curve * x**2
+    y = np.array([point[1] for point in points]) - curvature * x**2
     if len(set(x)) == 1:
         return float(y.mean()), 0.0
     slope, level = np.polyfit(x, y, 1)
     return float(level), float(slope)
 
 
-def best_place(points, curve, low, high):
+def best_place(points, curvature, low, high):
     """The log rate in [low, high] at which the quadratic through the points is least. Without a
     curvature: the rate of the least mean loss. None if every run diverged."""
     points = before_divergence(points)
@@ -57,41 +57,41 @@ def best_place(points, curve, low, high):
         return None
     high = min(high, max(x for x, _ in points))
     low = min(max(low, min(x for x, _ in points)), high)
-    if curve is None:
+    if curvature is None:
         means = {x: np.mean([y for z, y in points if z == x]) for x, _ in points}
         return float(np.clip(min(means, key=means.get), low, high))
-    _, slope = line_beside(points, curve)
-    return float(np.clip(-slope / (2 * curve), low, high))
+    _, slope = linear_part(points, curvature)
+    return float(np.clip(-slope / (2 * curvature), low, high))
 
 
-def value_at(points, curve, place):
+def value_at(points, curvature, place):
     """(loss, share) of the quadratic through the points at a log rate. share: the variance of the
     loss, as a share of the variance of a run. Without a curvature: the mean of the runs at the rate
     that is nearest."""
     points = before_divergence(points)
     x = np.array([point[0] for point in points])
-    if curve is None or len(set(x)) == 1:
+    if curvature is None or len(set(x)) == 1:
         nearest = min(set(x), key=lambda rate: abs(rate - place))
         losses = [loss for rate, loss in points if rate == nearest]
         return float(np.mean(losses)), 1 / len(losses)
-    level, slope = line_beside(points, curve)
+    level, slope = linear_part(points, curvature)
     spread = ((x - x.mean()) ** 2).sum()
     share = 1 / len(x) + (place - x.mean()) ** 2 / spread
-    return level + slope * place + curve * place**2, float(share)
+    return level + slope * place + curvature * place**2, float(share)
 
 
-def residuals(points, curve):
+def residuals(points, curvature):
     """(sum of squares, degrees of freedom) of the points about their quadratic."""
     points = before_divergence(points)
     rates = len({x for x, _ in points})
     if not points:
         return 0.0, 0
-    if curve is None or rates == 1:
+    if curvature is None or rates == 1:
         groups = {}
         for x, loss in points:
             groups.setdefault(x, []).append(loss)
         squares = sum(((np.array(group) - np.mean(group)) ** 2).sum() for group in groups.values())
         return float(squares), len(points) - rates
-    level, slope = line_beside(points, curve)
-    squares = sum((loss - level - slope * x - curve * x**2) ** 2 for x, loss in points)
+    level, slope = linear_part(points, curvature)
+    squares = sum((loss - level - slope * x - curvature * x**2) ** 2 for x, loss in points)
     return float(squares), len(points) - 2

@@ -244,7 +244,7 @@ class Course:
     def beyond(self, tried):
         """Two rates more, if the best one is at an end of those that were tried."""
         points = self.points(tried)
-        place = rates.best_place(points, rates.curvature([points]), -math.inf, math.inf)
+        place = rates.best_place(points, rates.common_curvature([points]), -math.inf, math.inf)
         if place is None or place <= math.log(min(tried)):
             return list(BELOW)
         if place >= max(x for x, _ in points):
@@ -255,7 +255,7 @@ class Course:
         """r*: the rate at which the quadratic is least, within the rates that were tried."""
         points = self.points(tried)
         ends = math.log(min(tried)), math.log(max(tried))
-        place = rates.best_place(points, rates.curvature([points]), *ends)
+        place = rates.best_place(points, rates.common_curvature([points]), *ends)
         return None if place is None else rounded(self.guess * math.exp(place))
 
     @property

@@ -108,20 +108,20 @@ def worths_of(measured):
             points = measured.points(name, rates.REPORTED)
             if points:
                 arms[name] = points
-    shape = dict.fromkeys((rates.CHOOSING, rates.REPORTED))  # the curvature on each half
+    curvatures = dict.fromkeys((rates.CHOOSING, rates.REPORTED))  # {half: its curvature}
     tuned = any(len({x for x, _ in points}) > 1 for points in arms.values())
     if tuned:
-        for half in shape:
+        for half in curvatures:
             curves = [measured.points(name, half) for name in (BASE, *arms)]
-            shape[half] = rates.curvature(curves)
+            curvatures[half] = rates.common_curvature(curves)
     else:  # the first pass: all at r* alone
         base = [(x, loss) for x, loss in base if abs(x) < 0.01]
-    noise = noise_of(measured, base, arms, shape[rates.REPORTED])
-    base_loss, base_share = best_of(measured, BASE, base, shape, tuned)
+    noise = noise_of(measured, base, arms, curvatures[rates.REPORTED])
+    base_loss, base_share = best_of(measured, BASE, base, curvatures, tuned)
     curve, curve_errors = curve_at(measured, base_loss, noise, base_share)
     found = []
     for name, points in arms.items():
-        loss, share = best_of(measured, name, points, shape, tuned)
+        loss, share = best_of(measured, name, points, curvatures, tuned)
         error = noise * math.sqrt(share)
         log_worth, se, censored = log_worth_at(curve, curve_errors, loss, error)
         log_step = math.log(measured.step_ratios.get(name, math.nan))
@@ -143,21 +143,21 @@ def worths_of(measured):
     return found
 
 
-def best_of(measured, name, points, shape, tuned):
+def best_of(measured, name, points, curvatures, tuned):
     """(loss at the best rate, its share of a run's variance) of an arm."""
     place = 0.0
     if tuned:
         choosing = measured.points(name, rates.CHOOSING)
-        place = rates.best_place(choosing, shape[rates.CHOOSING], *NEAR)
+        place = rates.best_place(choosing, curvatures[rates.CHOOSING], *NEAR)
     if place is None or not rates.before_divergence(points):
         return math.inf, 0.0
-    return rates.value_at(points, shape[rates.REPORTED], place)
+    return rates.value_at(points, curvatures[rates.REPORTED], place)
 
 
-def noise_of(measured, base, arms, shape):
-    """The standard deviation of a run's loss, pooled over the base, its curve and the arms. It is
-    of few runs, so it is widened as t is beside the normal distribution, for 95 % intervals."""
-    groups = [rates.residuals(points, shape) for points in (base, *arms.values())]
+def noise_of(measured, base, arms, curvature):
+    """The standard deviation of a run's loss, pooled over the base, its curve and the arms. Since
+    the runs are few, it is multiplied by the ratio of the 97.5 % quantiles of t and normal."""
+    groups = [rates.residuals(points, curvature) for points in (base, *arms.values())]
     for multiple, losses in measured.curve_rows().items():
         if multiple != 1:
             groups.append((float(np.var(losses) * len(losses)), len(losses) - 1))
@@ -167,8 +167,8 @@ def noise_of(measured, base, arms, shape):
 
 
 def curve_at(measured, base_loss, noise, base_share):
-    """The base's Curve, with its loss at the full tokens as it is compared, and its standard errors
-    on the curve's grid: those of all its points."""
+    """(the base's Curve, with base_loss at the full tokens; the standard error of its loss at each
+    point of its grid [STEPS + 1])."""
     losses = measured.curve_rows()
     losses[1.0] = [base_loss]
     curve = Curve(losses)

@@ -70,7 +70,7 @@ def test_what_the_pages_say_in_words(table):
     worth = {part: rows.worth for part, rows in table[table.planned == 1].groupby("part")}
     rope, *four = [worth[part] for part in list(lesson.CHANGES.values())[:5]]
     readme = lesson.README.read_text(encoding="utf-8")
-    assert "RoPE: above 1 in every setting" in readme and "each other change is within a" in readme
+    assert "RoPE helped in every setting" in readme and "costs under a fifth of the" in readme
     assert (rope > 1).all() and "RoPE, which helped in every setting" in PAGE
     for each in four:
         mean = np.exp(np.log(each).mean())

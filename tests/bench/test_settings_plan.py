@@ -154,7 +154,7 @@ def quadratic(places, level, best, curve):
 def test_the_place_and_the_value_of_the_best_rate():
     places = [math.log(multiple) for multiple in (0.7, 1, 1.4)]
     curves = [quadratic(places, 2.0, 0.1, 0.3), quadratic(places, 2.1, -0.2, 0.3)]
-    curve = rates.curvature(curves)
+    curve = rates.common_curvature(curves)
     assert curve == pytest.approx(0.3)
     for points, level, best in zip(curves, (2.0, 2.1), (0.1, -0.2), strict=True):
         place = rates.best_place(points, curve, *worths.NEAR)
@@ -175,7 +175,7 @@ def test_rates_from_a_diverged_run_on_are_no_candidates():
 
 def test_a_curve_that_bends_the_wrong_way_has_no_curvature():
     places = [-0.35, 0.0, 0.35]
-    assert rates.curvature([quadratic(places, 2.0, 0.0, -0.3)]) is None
+    assert rates.common_curvature([quadratic(places, 2.0, 0.0, -0.3)]) is None
     assert rates.best_place([(-0.35, 2.2), (0.0, 2.0), (0.35, 2.1)], None, -0.35, 0.35) == 0.0
 
 
@@ -198,7 +198,7 @@ def test_the_bias_of_a_steep_left_side_is_small():
         for half in halves:
             for points, row in zip(half, noise, strict=True):
                 points[:] = [(x, y + e) for (x, y), e in zip(points, row, strict=True)]
-        curve = rates.curvature(halves[0])
+        curve = rates.common_curvature(halves[0])
         for choosing, reported in zip(*halves, strict=True):
             place = rates.best_place(choosing, curve, *worths.NEAR)
             errors.append(rates.value_at(reported, curve, place)[0])

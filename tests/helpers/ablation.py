@@ -173,7 +173,7 @@ def quick(monkeypatch, same_code):
 @pytest.fixture
 def planned(data_dir, out, same_code):
     """planned(*options): a small sweep that is ready to run in `out`."""
-    return lambda *options: ablate.plan(arguments(data_dir, out, *options))[0]
+    return lambda *options: ablate.make_sweeps(arguments(data_dir, out, *options))[0]
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ def differential(mixer, x, where):
 
 def mla(mixer, x, where):
     """One query, one head and one key at a time."""
-    (B, T), D, R = x.shape[:2], mixer.width, mixer.turned
+    (B, T), D, R = x.shape[:2], mixer.width, mixer.key_width
     y = x.new_zeros(B, T, mixer.n_head, D)
     turns, theta = mixer.config.position == "rope", mixer.config.rope_theta
     frequencies = [theta ** (-2 * n / R) if turns else 0.0 for n in range(R // 2)]

@@ -37,7 +37,9 @@ def outputs(model, theirs, monkeypatch, window=0, angles_twice=True):
     x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     ours = mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, Shared()))
 
-    angles = [part[:, 0].double() for part in model.wpe.angles(pos, getattr(mixer, "turned", None))]
+    angles = [
+        part[:, 0].double() for part in model.wpe.angles(pos, getattr(mixer, "key_width", None))
+    ]
     if angles_twice:  # for the second half of a head, too
         angles = [torch.cat((part, part), -1) for part in angles]
     hidden = torch.full((9, 9), -torch.inf, dtype=torch.float64)
