@@ -155,8 +155,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     is_kept = settings.state is not None and given == "auto"
     reason = "as when this run began" if is_kept else "as asked"
     runtime.choose_compile(config.compile, flops, reason)
-    kind = runtime.device.split(":")[0]
-    device = kind if config.device == "auto" else config.device
+    device = runtime.device_kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
     # The model as it is trained, and its optimizers.
@@ -178,7 +177,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
         loss_module=loss_module,
         net=ranks.with_ddp(compiled, model, runtime, accumulates),
         optimizers=optimizers,
-        scaler=torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16"),
+        scaler=torch.amp.GradScaler(runtime.device_kind, enabled=runtime.dtype == "float16"),
         step=state["step"],
         state=state,
         saved_config=saved_config | {"versions": versions(runtime.device)},

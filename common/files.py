@@ -188,18 +188,17 @@ def parse_json(text, infinity=False):
         raise ValueError("nested too deep") from None
 
 
-def read_json(path, fix, kind=dict, infinity=False):
-    """Read a JSON file whose value has the type `kind`. Raises UserError, with `fix` as the advice,
-    if the file is missing, unreadable, not JSON, or of another type."""
+def read_json(path, fix, infinity=False):
+    """Read a JSON file that holds an object. Raises UserError, with `fix` as the advice, if the
+    file is missing, unreadable, not JSON, or holds something else."""
     try:
         value = parse_json(Path(regular(path)).read_bytes(), infinity)
     except OSError as error:
         raise UserError(f"cannot read: {error.strerror}", path, fix) from None
     except ValueError as error:
         raise UserError(f"this is not JSON: {one_line(error)}", path, fix) from None
-    if not isinstance(value, kind):
-        what = f"this JSON is a {type(value).__name__}, not a {kind.__name__}"
-        raise UserError(what, path, fix)
+    if not isinstance(value, dict):
+        raise UserError(f"this JSON is a {type(value).__name__}, not a dict", path, fix)
     return value
 
 

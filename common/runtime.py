@@ -42,14 +42,18 @@ class Runtime:
     def main(self):
         return self.rank == 0
 
+    @property
+    def device_kind(self):
+        """cpu, cuda or mps: the device without its number."""
+        return self.device.split(":")[0]
+
     @contextlib.contextmanager
     def autocast(self):
         """A context that computes matrix products in self.dtype; an empty one for float32."""
         if self.dtype == "float32":
             yield
             return
-        kind = self.device.split(":")[0]
-        with torch.autocast(kind, dtype=getattr(torch, self.dtype)), self.attention():
+        with torch.autocast(self.device_kind, getattr(torch, self.dtype)), self.attention():
             yield
 
     def attention(self):
@@ -67,10 +71,9 @@ class Runtime:
         """Choose whether to compile a run of `flops` operations, and if dtype is auto, whether a
         CPU with bfloat16 instructions uses them. On a CPU, compiling takes half a minute and then
         saves a quarter of the time. asked: True, False or auto. why: the reason unless auto."""
-        kind = self.device.split(":")[0]
         usual = "clang++" if platform.system() == "Darwin" else "g++"  # torch tries no other
         compiler = shutil.which(os.environ.get("CXX", usual))
-        if asked is True and kind == "cpu" and not compiler:
+        if asked is True and self.device_kind == "cpu" and not compiler:
             what = "torch.compile needs a C++ compiler on a CPU, and none was found"
             fix = f"install {usual}, name yours in CXX, or give --compile=False"
             raise UserError(what, "compile=True", fix)
@@ -82,11 +85,11 @@ class Runtime:
 
         self.compile = asked
         if asked == "auto":
-            self.compile, why = compile_pays(kind, flops, compiler)
+            self.compile, why = compile_pays(self.device_kind, flops, compiler)
             if self.compile and trouble:
                 self.compile = False
                 why = trouble
-        if kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
+        if self.device_kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
             self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
             if self.compile or flops > BFLOAT16_PAYS:
                 self.dtype = "bfloat16"

@@ -75,7 +75,7 @@ def like(run, samples=None, **changed):
         for block in model.blocks:
             del block.forward
         recompute_blocks(model, run.runtime)
-    kind = run.runtime.device.split(":")[0]
+    kind = run.runtime.device_kind
     scale = 256.0  # of a float16 loss: so low that nothing overflows
     return replace(
         run,

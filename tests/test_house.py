@@ -143,15 +143,9 @@ def test_every_room_and_file_says_what_it_is_for():
         assert re.fullmatch(r'"""[^\n]+"""\n', path.read_text(encoding="utf-8")), path
 
 
-def test_every_file_is_python_3_11():
-    tests = list((ROOT / "tests").rglob("*.py"))
-    assert len(FILES) + len(tests) > 80
-    for path in [*FILES, *tests, *ROOT.glob("config/**/*.py")]:
-        ast.parse(path.read_text(encoding="utf-8"), path.name, feature_version=(3, 11))
-
-
 @pytest.mark.parametrize("command", ["check", "format --check"])
 def test_ruff(command):
+    """It also reports syntax that is newer than Python 3.11."""
     ruff = [sys.executable, "-m", "ruff", *command.split(), "."]
     done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

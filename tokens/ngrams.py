@@ -93,3 +93,13 @@ def yardsticks(stored, tokens, block_size):
         "trigrams": losses[2],
         "tokens": min(max(tokens, fewest), most),
     }
+
+
+def named(known):
+    """{"5-grams of 16,384 tokens": loss, "trigrams of ...": loss} of `yardsticks`; {} of {}, and of
+    a plan from before the number of tokens was stored."""
+    if "tokens" not in known:
+        return {}
+    n, loss = known["best"]
+    amount = f"of {known['tokens']:,} tokens"
+    return {f"{NAMES[n - 1]} {amount}": loss, f"trigrams {amount}": known["trigrams"]}

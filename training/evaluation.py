@@ -80,9 +80,5 @@ def yardsticks(run):
     the text as a run has seen, in windows of its block_size (tokens/ngrams.py). {} for pairs, and
     for texts that are not counted."""
     counted = run.data.meta.get("ngrams")
-    if counted is None:
-        return {}
-    known = ngrams.yardsticks(counted, run.step * run.step_tokens, run.model.config.block_size)
-    n, loss = known["best"]
-    amount = f"of {known['tokens']:,} tokens"
-    return {f"{ngrams.NAMES[n - 1]} {amount}": loss, f"trigrams {amount}": known["trigrams"]}
+    tokens = run.step * run.step_tokens
+    return ngrams.named(ngrams.yardsticks(counted, tokens, run.model.config.block_size))

@@ -114,10 +114,12 @@ OPTIMIZER = {"adamw": AdamW, "muon": Muon}
 def make_optimizers(model, config, runtime):
     """The optimizers of a TrainConfig. Each trainable parameter belongs to exactly one."""
     optimizer = OPTIMIZER[config.optimizer]
-    groups = parameter_groups(model, config.weight_decay)
+    decay = config.weight_decay
     if not optimizer.takes_matrices_only:
-        return [optimizer(groups, config, runtime)]
-    matrices, others = split_groups(groups, muon_names(model))
+        return [optimizer(parameter_groups(model, decay), config, runtime)]
+    names = muon_names(model)
+    matrices = parameter_groups(model, decay, lambda name: name in names)
+    others = parameter_groups(model, decay, lambda name: name not in names)
     for group in others:
         group["rate"] = config.adam_rate  # times the learning rate of the step
     return [optimizer(matrices, config, runtime), AdamW(others, config, runtime)]
@@ -126,15 +128,16 @@ def make_optimizers(model, config, runtime):
 # ---------------------------------------------------------------- the parameters
 
 
-def parameter_groups(model, weight_decay):
+def parameter_groups(model, weight_decay, taken=lambda name: True):
     """[{"params", "names", "weight_decay"}, ...]: matrices, embeddings among them, decay; norm
     weights and biases do not, not even the biases of experts, (E, width), nor the matrices that a
-    part names in its attribute `undecayed`. Each trainable parameter is in one group."""
+    part names in its attribute `undecayed`. Each trainable parameter whose name is `taken` is in
+    one group."""
     left_out = names_of(model, "undecayed")
     decaying = []
     others = []
     for name, p in model.named_parameters():
-        if not p.requires_grad:
+        if not (p.requires_grad and taken(name)):
             continue
         if p.dim() >= 2 and not name.endswith("bias") and name not in left_out:
             decaying.append((name, p))
@@ -169,18 +172,3 @@ def muon_names(model):
     A part overrides this with an attribute `muon`: the names of its own parameters to take."""
     names = names_of(model, "muon", of_linear=("weight",))
     return {name for name in names if name.startswith("blocks.")}
-
-
-def split_groups(groups, names):
-    """(the groups of the parameters with these names, the groups of the others)."""
-    chosen = []
-    others = []
-    for group in groups:
-        named = list(zip(group["names"], group["params"], strict=True))
-        inside = [(name, p) for name, p in named if name in names]
-        outside = [(name, p) for name, p in named if name not in names]
-        if inside:
-            chosen.append(group_of(inside, group["weight_decay"]))
-        if outside:
-            others.append(group_of(outside, group["weight_decay"]))
-    return chosen, others

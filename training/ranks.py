@@ -49,7 +49,7 @@ def shard(model, how, runtime):
         return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = dist.init_device_mesh(runtime.device.split(":")[0], (runtime.world_size,))
+    mesh = dist.init_device_mesh(runtime.device_kind, (runtime.world_size,))
     # Autocast multiplies a block's matrices in bfloat16, so they are gathered as such, in half the
     # bytes. Activations keep their formats, and gradients are summed in float32.
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)

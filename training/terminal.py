@@ -266,9 +266,7 @@ def print_results(run, speed):
     for name, loss in list(yardsticks(run).items())[:1]:
         units = ""
         if run.data.meta["tokenizer"] != "char":
-            val = run.data.meta["splits"]["val"]
-            bits = loss / math.log(2) * val["tokens"] / val["bytes"]
-            units = f" nats per token, {bits:.4f} bits per byte"
+            units = f" nats per token, {loss * run.data.bits_per_byte:.4f} bits per byte"
         print(f"{name} of the same text: {loss:.4f}{units}")
     print()
 

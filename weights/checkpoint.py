@@ -87,16 +87,15 @@ def steps(out_dir):
     return list(checkpoints(out_dir))
 
 
-def pointer(out_dir, name):
-    """The step that the file `latest` or `best` names, or None. For `best`, state.json of the
-    newest checkpoint is asked first: a kill may have come before the file was written."""
+def best_of(out_dir):
+    """The step of the best checkpoint, or None. state.json of the newest one is asked before the
+    file `best`: a kill may have come before that file was written."""
     try:
-        if name == "best":
-            present = checkpoints(out_dir)
-            state = files.read_json(present[max(present)] / "state.json", FOREIGN)
-            if state["best_step"] in list(present):
-                return state["best_step"]
-        return int(files.regular(Path(out_dir) / name).read_text())
+        present = checkpoints(out_dir)
+        state = files.read_json(present[max(present)] / "state.json", FOREIGN)
+        if state["best_step"] in list(present):
+            return state["best_step"]
+        return int(files.regular(Path(out_dir) / "best").read_text())
     except (OSError, ValueError, LookupError, UserError):
         return None
 
@@ -124,7 +123,7 @@ def find(out_dir, which="latest"):
     if which == "latest":  # not from the file `latest`, which is out of date after a kill
         step = max(present)
     elif which == "best":
-        step = pointer(out_dir, "best")
+        step = best_of(out_dir)
         if step is None:
             fix = f"choose latest, or a step from {list(present)}"
             raise UserError("the best step was not saved", where, fix)
@@ -169,7 +168,7 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
         files.remove(temporary)
 
     files.write(Path(out_dir) / "latest", f"{step}\n")
-    best_step = step if best else pointer(out_dir, "best")
+    best_step = step if best else best_of(out_dir)
     if best_step is not None:
         files.write(Path(out_dir) / "best", f"{best_step}\n")
     settle(out_dir)

@@ -15,6 +15,7 @@ from scipy import stats
 
 from bench.ablation.tables import contexts, known, signed
 from common.errors import printable
+from tokens import ngrams
 
 INK = "#1c2128"
 MUTED = "#57606a"
@@ -87,8 +88,9 @@ def legend(figure, section, shown, **style):
 
 
 def yardsticks(axes, section):
-    """Lines at the losses of n-grams that were counted in the base's text, if they are known."""
-    for text, loss in section.ngrams:
+    """Lines at the losses of n-grams that were counted in the base's text, if they are known; the
+    best on top."""
+    for text, loss in reversed(ngrams.named(section.plan["ngrams"]).items()):
         axes.axhline(loss, color=MUTED, linewidth=0.8, linestyle=":")
         label = axes.annotate(f"{text}: {loss:.3f}", (1, loss), xycoords=axes.get_yaxis_transform())
         label.set(color=MUTED, fontsize=8, ha="right", va="bottom", backgroundcolor="#ffffffb0")

@@ -30,7 +30,7 @@ from bench.ablation import identity
 from common.configurator import print_help
 from common.errors import UserError, printable, run
 from common.runtime import set_up
-from tokens.token_files import TokenFile, dtype_name, write_meta
+from tokens.token_files import TokenFile, make_meta, write_meta
 from tokens.tokenizer import CharTokenizer
 from training.optim import learning_rate
 from training.settings import read_config
@@ -77,14 +77,9 @@ def write_text(folder, vocab_size, block_size, kind):
             file.add(ids, size)
         splits[split] = file.close()
     codes = [code for code in range(32, vocab_size + 4096) if not 0xD800 <= code < 0xE000]
-    meta = {
-        "tokenizer": "char",
-        "vocab_size": vocab_size,
-        "dtype": dtype_name(vocab_size),
-        "source_sha256": "",
-        "splits": splits,
-    }
-    write_meta(folder, meta, CharTokenizer("".join(map(chr, codes[:vocab_size]))))
+    tokenizer = CharTokenizer("".join(map(chr, codes[:vocab_size])))
+    meta = make_meta(folder.name, "char", tokenizer, splits, source="", sha256="")
+    write_meta(folder, meta, tokenizer)
     if kind == "pairs":
         return sizes["train"] // sample
     return (sizes["train"] - 1) // block_size  # the last target is one token further

@@ -78,21 +78,6 @@ class Section:
         return self.curve.multiples[[0, -1]] if self.curve else np.array([-math.inf, math.inf])
 
     @property
-    def ngrams(self):
-        """[(name, loss)] of counting n-grams on the tokens that the base sees; [] if not known."""
-        counted = self.plan["ngrams"]
-        text = "of this text"  # before the number of tokens was stored
-        if "tokens" in counted:
-            text = f"of {counted['tokens']:,} tokens"
-        losses = []
-        if "trigrams" in counted:
-            losses.append((f"trigrams {text}", counted["trigrams"]))
-        n, loss = counted.get("best") or (3, None)
-        if n != 3:
-            losses.append((f"{n}-grams {text}", loss))
-        return losses
-
-    @property
     def replicate(self):
         """The comparison of the base with its replicate; no row if there is none."""
         return self.verdicts[self.verdicts["kind"] == "replicate"]

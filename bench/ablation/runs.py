@@ -38,8 +38,7 @@ LEAST_LIMIT = 600  # seconds that every run may take
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 RESULT = ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")  # what tells results apart
-# Columns of an evaluation, and the names that they had in the logs of earlier versions.
-HALVES = {"val_loss_tune": "val_tune", "val_loss_report": "val_report"}
+HALVES = ("val_loss_tune", "val_loss_report")  # columns of an evaluation
 COLUMN_OF = {"exact": "wrong_answers", "accuracy": "wrong_tokens"}  # {measure: column of a row}
 MEASURING = threading.Lock()  # autocast on a CPU chooses the kernel of attention for all threads
 
@@ -205,7 +204,7 @@ def row_of(job, failure, seconds, device=None):
 def halves_of(row, loss):
     """[loss of the first half of the text, of the second] from the row of an evaluation; where it
     has no halves, `loss` stands for them."""
-    return [row.get(half, row.get(former, loss)) for half, former in HALVES.items()]
+    return [row.get(half, loss) for half in HALVES]
 
 
 def final_losses(rows):

@@ -1,5 +1,7 @@
 """docs/gpt2_to_llama.md: its lines of code stand in the two models, its numbers follow from the
-stored rows, its claims stand in config/answer/page.py, its pictures come from the notebook."""
+stored rows, its claims stand in config/answer/page.py, its pictures come from the notebook. And
+README's first screen: each of its numbers is the one on the page of the answer, which follows from
+the stored rows (test_answer.py)."""
 
 import json
 import re
@@ -14,6 +16,7 @@ from bench.ablation.page_worths import BEYOND
 from common.files import ROOT
 
 PAGE = lesson.PAGE.read_text(encoding="utf-8")
+README = lesson.README.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +72,7 @@ def test_what_the_pages_say_in_words(table):
     """The sentences of the lesson and of README that the rows could contradict."""
     worth = {part: rows.worth for part, rows in table[table.planned == 1].groupby("part")}
     rope, *four = [worth[part] for part in list(lesson.CHANGES.values())[:5]]
-    readme = lesson.README.read_text(encoding="utf-8")
-    assert "RoPE helped in every setting" in readme and "costs under a fifth of the" in readme
+    assert "RoPE helped in every setting" in README and "costs under a fifth of the" in README
     assert (rope > 1).all() and "RoPE, which helped in every setting" in PAGE
     for each in four:
         mean = np.exp(np.log(each).mean())
@@ -79,7 +81,7 @@ def test_what_the_pages_say_in_words(table):
     assert "by less than a fifth; it helps in some settings and hurts in others" in PAGE
     assert 0.95 < np.exp(np.log(worth["RMSNorm"]).mean()) < 1.05 and "hardly anything" in PAGE
     five = np.log(worth["All five together"]).mean()
-    assert abs(five - np.log(rope).mean()) < 0.15 and "about as much as all five" in readme
+    assert abs(five - np.log(rope).mean()) < 0.15 and "about as much as all five" in README
     assert "about as much alone as all five together" in PAGE
     multiplied = sum(np.log(each).mean() for each in (rope, *four))
     assert abs(five - multiplied) < 0.1 and "that is nearly their worth together" in PAGE
@@ -113,3 +115,23 @@ def test_the_pictures_are_those_of_the_notebook():
         path = lesson.PICTURES / f"{name}.png"
         assert path.read_bytes() == content, "run `python -m bench.lesson`"
         assert 5_000 < len(content) < 100_000
+
+
+def test_the_table_of_the_five_changes_is_that_of_the_page(table):
+    """It counts the marks of the picture below it."""
+    assert lesson.filled(README, table) == README, "run `python -m bench.lesson`"
+    rows = [line.split(" | ") for line in README.splitlines() if line.startswith("| ")]
+    planned = table[table.planned == 1]
+    page = lesson.ANSWER.read_text(encoding="utf-8")
+    for change, part in list(lesson.CHANGES.items())[:5]:
+        (shown,) = [row for row in rows if row[0] == f"| {change}"]
+        mine = planned[planned.part == part]
+        assert shown[1] == f"{(mine.worth > 1).sum()} of {len(mine)}"
+        said = re.search(rf"^\| \[{part}\]\S+ \| .*", page, re.MULTILINE)[0]
+        chance, _, verdict = shown[3].removesuffix(" |").partition(": ")
+        assert all(f" {each} " in said for each in (verdict, shown[2][:-2], chance)), change
+
+
+def test_the_text_beside_the_table(table):
+    muon = table.query("part == 'Muon' and setting == 'plays'").worth.item()
+    assert f"needs {muon:.2f} × the tokens of Muon" in README

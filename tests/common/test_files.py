@@ -73,7 +73,6 @@ def test_json_that_cannot_be_read_is_one_line(tmp_path, content, words):
         path.write_bytes(content)
     said = message(files.read_json, path, "do this")
     assert words in said and said.endswith(f"({path}): do this")
-    assert content != b"[1]" or files.read_json(path, "do this", list) == [1]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -7,7 +7,7 @@ from pathlib import Path
 import train
 from common import files
 from prepare import tokenizer_maker
-from tokens.token_files import dtype_name, write_meta
+from tokens.token_files import make_meta, write_meta
 from tokens.writing import Corpus, nanogpt_splits, write_corpus
 
 # 20 of 40 steps by the code of FORMAT 1, and the text it trained on
@@ -27,8 +27,7 @@ def prepare_words(folder):
     words = folder / "words"
     words.mkdir(parents=True)
     tokenizer, entries, sha256 = write_corpus(splits, tokenizer_maker("words", "char"), words)
-    meta = {"name": "words", "tokenizer": "char", "vocab_size": tokenizer.vocab_size}
-    meta |= {"dtype": dtype_name(tokenizer.vocab_size), "splits": entries, "source_sha256": sha256}
+    meta = make_meta("words", "char", tokenizer, entries, "text.txt", sha256)
     write_meta(words, meta, tokenizer)
     return folder
 

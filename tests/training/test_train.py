@@ -75,7 +75,7 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(start, resume, tmp_path
     assert checkpoint.steps(tmp_path / "stopped")[-1] == (when - 1) // 2 * 3
     assert not resume("stopped")
     same_runs(tmp_path / "stopped", tmp_path / "straight")
-    best = [checkpoint.pointer(tmp_path / name, "best") for name in ("stopped", "straight")]
+    best = [checkpoint.best_of(tmp_path / name) for name in ("stopped", "straight")]
     assert best[0] == best[1]
 
 
@@ -255,7 +255,7 @@ def test_run_folder_and_last_words(start, tmp_path, whole_end, capsys):
     files = ["best", "ckpt", "config.json", "latest", "lock", "log.jsonl", "loss.png"]
     assert sorted(path.name for path in out.iterdir()) == files
     assert checkpoint.steps(out)[-2:] == [40, 60]
-    best, scored = checkpoint.pointer(out, "best"), dict(losses(out, "val_loss"))
+    best, scored = checkpoint.best_of(out), dict(losses(out, "val_loss"))
     assert scored[best] == min(scored.values()) < scored[0] - 1  # it learns
     vocab_size = json.loads((out / "config.json").read_text())["vocab_size"]
     assert abs(scored[0] - math.log(vocab_size)) < 0.1
@@ -276,9 +276,9 @@ def test_best_survives_worse_ones_and_two_more_are_kept(start, resume, tmp_path)
     start("run", "--max_iters=16 --eval_interval=8 --learning_rate=1e-2 --warmup_iters=5")
     resume("run", "--learning_rate=3 --min_lr=3 --warmup_iters=0 --max_iters=40")
     scored = {step: loss for step, loss in losses(out, "val_loss") if step}
-    best = checkpoint.pointer(out, "best")
+    best = checkpoint.best_of(out)
     assert best == min(scored, key=scored.get) == 16
-    assert checkpoint.steps(out) == [best, 32, 40] and checkpoint.pointer(out, "latest") == 40
+    assert checkpoint.steps(out) == [best, 32, 40] and (out / "latest").read_text() == "40\n"
 
 
 def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, resume, capsys):
