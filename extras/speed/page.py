@@ -1,4 +1,4 @@
-"""The page of all measured speeds: page.md, with the tables of the lines of speed.jsonl."""
+"""The page of all measured speeds: page.txt, with the tables of the lines of speed.jsonl."""
 
 import statistics
 from pathlib import Path
@@ -121,7 +121,7 @@ def page():
     """The text of speed.md."""
     kinds = newest(read_rows(folder() / "speed.jsonl"))
     texts = {kind: section_text(kind, kinds.get(kind, [])) for kind in COMMANDS}
-    return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(**texts)
+    return Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").format(**texts)
 
 
 def main():
