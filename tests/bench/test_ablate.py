@@ -21,10 +21,7 @@ SHAKESPEARE = str(ROOT / "config/ablate_shakespeare.py")
         ([arm(odd=dict(n_kv_head=3))], r"arm odd: n_head=2 is not divisible by n_kv_head=3"),
         ([arm(t=dict(positon="rope"))], r"arm t: unknown key positon .*did you mean position"),
         ([arm(same=dict(norm="layernorm"))], r"the arm same changes nothing: it is base already"),
-        (
-            [arm(idle=dict(mlp="relu", norm_eps=1e-3))],
-            r"the arm idle changes nothing: norm_eps has no effect",
-        ),
+        ([arm(idle=dict(mlp="relu", norm_eps=1e-3))], "arm idle changes nothing: norm_eps has no"),
         ([arm(big=dict(n_layer=8))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
         (["--axis=n_layer"], r"no axis n_layer .*: choose from bias, position"),
@@ -99,6 +96,10 @@ def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
             assert each.match["mlp_width"] == costs.mlp_width(c)
         set_by_matching = each.values.get("mlp_width") != (base | each.changes).get("mlp_width")
         assert ("mlp_width=" in described(each.changes, each.match)) == set_by_matching
+    wide = names(base, arms=dict(wide=dict(mlp_width=512)))["wide"]  # which sets it itself
+    checks.check_arm(wide, base)
+    checks.match_arm(wide, found["base"], "flops", 29)
+    assert wide.match["residual_percent"] > 0
 
 
 def test_a_text_of_ones_own_gets_neither_the_question_nor_the_prompt_of_a_config_file():

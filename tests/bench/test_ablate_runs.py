@@ -153,6 +153,8 @@ def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
     assert row["status"] == status and row["final_val_loss"] == last
     assert row["wrong_answers"] == 0.75 and row["curve"][-1][1] == 9.0
     assert re.match(why or "None", str(row["reason"]))
+    assert row["best_val_loss"] == 4.0
+    assert [runs.time_limit(x) for x in (None, 1.0, 1e3)] == [None, runs.LEAST_LIMIT, 1e4]
 
 
 def test_stale_rows_are_not_mixed_in(drive, out, monkeypatch, capsys):
@@ -192,7 +194,7 @@ def test_a_dry_run_tells_and_writes_nothing(drive, data_dir, out, capsys, monkey
     printed, warned = capsys.readouterr()
     assert "on a quiet machine it takes less" in printed and "the report" not in warned
     # 5 for each of five arms, and sqrt(5) * 5 for the base
-    wanted = "37 runs: all in the report\n2 at a time: about"
+    wanted = "37 runs: all in the report\n2 at a time: about 2.2 min"
     assert "5 runs of an arm beside 12 of the base show a difference of 2.1 standard" in printed
     assert "80 times in 100, and a tie within 2.1" in " ".join(printed.split())
     assert "mlp_width is set so that each arm costs what the base does (--match=params)" in printed
@@ -283,14 +285,10 @@ def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, mo
     monkeypatch.setattr(runs, "POLL", 0.02)
     monkeypatch.setattr(runs, "row_of", lambda job, reason, *_: {"reason": reason})
     values = {"seed": 0, "data_seed": 0, "learning_rate": 1e-3}
-    jobs = [
-        runs.Job(
-            *(name, 0, 1, "report", str(tmp_path / name), values | {"max_iters": steps}),
-            *("c", "h", "d"),
-            trainer=stub,
-        )
-        for name, steps in (("short", 1), ("long", 200))
-    ]
+    jobs = []
+    for name, steps in (("short", 1), ("long", 200)):
+        given = (str(tmp_path / name), values | {"max_iters": steps}, *"chd")
+        jobs.append(runs.Job(name, 0, 1, "report", *given, trainer=stub))
     stop = SimpleNamespace(status=None)
     machine = SimpleNamespace(slots=[(None, 1)] * 2)
     ended = runs.run_local(jobs, SimpleNamespace(machine=machine), stop)
@@ -317,9 +315,8 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(drive, data_dir, tmp_path,
     command = [sys.executable, driver, *arguments(data_dir, disturbed, *what)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "STUB_SLEEP": "0.15"}
     for number, rows in ((signal.SIGINT, 1), (signal.SIGKILL, 2)):
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(command, env=environment, **pipes)
         has_rows = lambda: len(read_rows(disturbed / "rows.jsonl")) >= rows
         happens(lambda: has_rows() or process.poll() is not None)
         time.sleep(0.25)  # into the next runs
@@ -329,21 +326,16 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(drive, data_dir, tmp_path,
         assert process.wait(60) == (130 if number == signal.SIGINT else -9)
         no_orphans = lambda: not alive(disturbed)
         assert happens(no_orphans, 0 if number == signal.SIGINT else 10)
-        begun = [
-            folder
-            for folder in (disturbed / "runs").iterdir()
-            if not (folder / "steps.txt").exists() or len(steps_of(folder)) < 4
-        ]
-        assert len(rows_of(disturbed)) < 6 and begun  # the runs stopped with their driver
+        ended = lambda folder: (folder / "steps.txt").exists() and len(steps_of(folder)) == 4
+        assert len(rows_of(disturbed)) < 6  # the runs stopped with their driver
+        assert not all(map(ended, (disturbed / "runs").iterdir()))
     with open(disturbed / "rows.jsonl", "a") as file:
         file.write('{"arm": "ro')  # a row that a power cut tore
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert process.returncode == 0 and "the table" in process.stdout
     assert drive(*what) == 0
-    curves, straight = (
-        {name: row["curve"] for name, row in rows_of(folder).items()} for folder in (disturbed, out)
-    )
-    assert curves == straight and len(curves) == 6
+    curves_of = lambda folder: {name: row["curve"] for name, row in rows_of(folder).items()}
+    assert curves_of(disturbed) == curves_of(out) and len(rows_of(out)) == 6
     for row in rows_of(disturbed).values():
         assert row["status"] == "done" and steps_of(row) == ["1", "2", "3", "4"]
 

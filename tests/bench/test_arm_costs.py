@@ -160,6 +160,14 @@ def test_a_base_that_differs_from_itself_shows_a_disturbance(timed):
     assert timed(again=1.01)[0]["swiglu"]["quiet"]
 
 
+def test_the_seconds_of_a_run_are_of_its_steps_and_evaluations():
+    """Of 60 ms; three of 10 batches of 10 ms and 0.4 s, and 20 batches more at the end."""
+    values = dict(max_iters=100, eval_interval=50, gradient_accumulation_steps=2)
+    values |= dict(batch_size=2, block_size=10, eval_tokens=100)
+    seconds = step_times.run_seconds({"milliseconds_per_step": {"median": 60.0}}, values, 400)
+    assert seconds == pytest.approx(6 + 100 * 0.06 + 3 * (10 * 0.01 + 0.4) + 20 * 0.01)
+
+
 def test_times_of_a_busy_machine_are_replaced_once_it_is_quiet(planned, out, quick, monkeypatch):
     plan = planned(ARMS)
     plan.open(step_times.time_sweep(plan))
@@ -171,5 +179,6 @@ def test_times_of_a_busy_machine_are_replaced_once_it_is_quiet(planned, out, qui
     assert not step_times.time_sweep(plan)
     monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: True)
     assert {row["arm"] for row in step_times.time_sweep(plan)} == plan.arms.keys()
-    (out / "costs.jsonl").write_text(rows.replace('_per_token": ', '_per_token": 9'))
-    assert len(step_times.time_sweep(plan)) == len(plan.arms)
+    for key in ('_per_token": ', '"threads": ', '"hardware": "'):  # other code, another machine
+        (out / "costs.jsonl").write_text(rows.replace(key, f"{key}9"))
+        assert len(step_times.time_sweep(plan)) == len(plan.arms)

@@ -43,13 +43,19 @@ def test_designs_come_from_the_dictionaries():
     assert {"rope", "sandwich", "wide"} <= set(mixed)
 
 
+def test_the_curve_has_its_own_whole_schedule():
+    base = {"max_iters": 100, "lr_decay_iters": 80, "warmup_iters": 50}
+    half = names(base, axis="norm", curve=[0.5])["base x0.5"].changes
+    assert half == {"max_iters": 50, "lr_decay_iters": 40, "warmup_iters": 25}
+
+
 def test_ladder_goes_from_one_corner_to_the_other():
     *rungs, _ = names(design="ladder").values()
     assert [arm.against for arm in rungs[1:]] == [arm.name for arm in rungs[:-1]]
-    last = checks.with_changes({"model": "gpt2", "n_head": 2, "n_embd": 32}, rungs[-1].changes)
-    assert configure(last, as_variant=True) == configure(
-        {"model": "llama", "n_head": 2, "n_embd": 32}, as_variant=True
-    )
+    sizes = {"n_head": 2, "n_embd": 32}
+    last = checks.with_changes({"model": "gpt2"} | sizes, rungs[-1].changes)
+    llama = configure({"model": "llama"} | sizes, as_variant=True)
+    assert configure(last, as_variant=True) == llama
 
 
 def test_the_rungs_of_a_ladder_are_the_arms_given():

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from bench.ablation import effects, factors, predictions
+from bench.ablation import effects, factors, page_tables, predictions
 from helpers import simulate_settings
 
 WOBBLE = np.array([0.05, -0.02, 0.01, -0.04, 0.03, -0.01, 0.02, -0.04])  # its mean is 0
@@ -100,11 +100,13 @@ def test_censored_worths_are_not_clipped():
 def test_a_factor_is_named_where_it_matters():
     text = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     tokens = np.array([0, 0, 1, 1, 0, 0, 1, 1])
-    worths = table(
-        by_text=0.1 * text + WOBBLE / 5, by_chance=WOBBLE, beyond=np.where(text, np.inf, WOBBLE)
-    )
+    beyond = np.where(text, np.inf, WOBBLE)
+    worths = table(by_text=0.1 * text + WOBBLE / 5, by_chance=WOBBLE, beyond=beyond)
     found = factors.depends_on(worths, {"text": text, "tokens": tokens})
     assert found == {"by_text": {"text": [1, 0]}, "by_chance": {}, "beyond": {"text": [1, 0]}}
+    one, two = {"text": text}, {"text": text, "tokens": tokens}
+    for effect, of, seen in ((0.06, one, 0), (0.07, one, 1), (0.07, two, 0)):  # P = 0.966, 0.980
+        assert len(factors.depends_on(table(part=effect * text + WOBBLE), of)["part"]) == seen
     confounded = factors.depends_on(worths, {"text": text, "same": 1 - text})
     assert not any(confounded.values())
 
@@ -141,6 +143,10 @@ def test_the_scores_of_predictions():
     assert found["brier_constant"] == 0.25
     assert found["brier_shares"] == (0.75**2 + 0.25**2) / 2  # two of the four helped
     assert found["called"] == 3 and found["wrong"] == pytest.approx(1 / 3)
+    assert page_tables.texts_of(found | {"n": 40})["wrong among helps and hurts"] == "1 of 3"
+    shares, clusters = np.array([0.4, 0.6, 0.5, 0.6, 0.55, 0.65]), np.array(list("aabbcc"))
+    interval = stats.ttest_1samp([0.5, 0.55, 0.6], 0).confidence_interval()
+    assert predictions.clustered_interval(shares, clusters) == pytest.approx(tuple(interval))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from bench.ablation import predictions
-from bench.settings import held_out, plan, sweep, worths
+from bench.ablation import effects, predictions
+from bench.settings import held_out, plan, sweep, table, worths
 from common.errors import UserError
 from helpers.planned_settings import write_setting
 
@@ -14,7 +14,7 @@ ANSWER = "config/answer/settings.py"
 MEANS = {"Large": 0.3, "Small": 0.12, "None": 0.0, "Harm": -0.25}
 
 
-def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path):
+def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     for name in ("a", "b", "c"):
         write_setting(tmp_path, name, MEANS)
     with pytest.raises(UserError, match="too few settings"):
@@ -46,6 +46,9 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path):
     # The settings of the test do not enter the model.
     columns, _ = worths.table(worths.load(tmp_path))
     assert set(columns["setting"]) == set("abcdef")
+    table.show(tmp_path, ["Large"])
+    printed, large = capsys.readouterr().out, effects.fit(columns)[0]
+    assert table.span(large.new_low, large.new_high) in printed and "Small" not in printed
 
 
 def test_no_setting_of_the_test_runs_before_it_is_predicted(tmp_path):

@@ -8,26 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from bench.ablation import page_worths
+from bench.ablation import page_tables, page_worths
 from bench.settings import plan as plans
 from bench.settings import rates, run, setting, sweep, worths
+from helpers.sweeps import cost_of, write_lines
 
 STEPS = 40
-TINY = dict(
-    model="llama",
-    n_layer=2,
-    n_head=1,
-    n_embd=32,
-    block_size=32,
-    batch_size=48,
-    max_iters=STEPS,
-    warmup_iters=4,
-    learning_rate=8e-3,
-    device="cpu",
-    dtype="float32",
-    compile=False,
-)
-ELSEWHERE = {"put_in": {"conv": 4}, "only": {"model": "gpt2"}}  # a part for other settings
+TINY = dict(model="llama", n_layer=2, n_head=1, n_embd=32, block_size=32, batch_size=48)
+TINY |= dict(max_iters=STEPS, warmup_iters=4, learning_rate=8e-3)
+TINY |= dict(device="cpu", dtype="float32", compile=False)
+PARTS = {"QK norm": {"put_in": {"qk_norm": "head"}, "take_out": {"qk_norm": "none"}}}
+PARTS["Elsewhere"] = {"put_in": {"conv": 4}, "only": {"model": "gpt2"}}  # for other settings
 
 
 def course_of(tmp_path, monkeypatch, loss, **keys):
@@ -37,8 +28,7 @@ def course_of(tmp_path, monkeypatch, loss, **keys):
     stored = {"tokens": [1000, 10_000_000], "losses": [[3.0, 2.8, 2.5, 2.4, 2.4, 2.4]] * 2}
     monkeypatch.setattr(setting, "open_data", lambda base: (facts, None, stored))
     config = plans.SettingsConfig(out_dir=str(tmp_path), **keys)
-    parts = plans.parts_of({"QK norm": {"qk_norm": "head"}, "Elsewhere": ELSEWHERE})
-    plan = plans.Plan(config, [], parts)
+    plan = plans.Plan(config, [], plans.parts_of(PARTS))
     machine = {"torch": "2.13.0", "hardware": "a CPU", "git_commit": "abc"}
     course = setting.Course(plan, plans.Setting("c01", values, False), machine)
     assert not course.is_admitted  # nobody has looked at it
@@ -99,11 +89,16 @@ def test_the_runs_of_a_setting_and_the_worth_of_a_part(tmp_path, monkeypatch):
     shares = [job.values["warmup_iters"] / job.values["max_iters"] for job in jobs]
     assert shares == pytest.approx([0.1] * len(jobs), abs=0.01)
 
+    older = cost_of("QK norm", 12, "a CPU")
+    costs = [cost_of("QK norm", 6, "a CPU") | {"code_hash": "code of QK norm"}, older]
+    write_lines(tmp_path / "c01", costs, "costs.jsonl")
     (measured,) = worths.load(tmp_path)
-    assert measured.admitted
+    assert measured.admitted and measured.step_ratios == {"QK norm": 1.25}
     (worth,) = worths.worths_of(measured)
     assert worth.log_worth == pytest.approx(math.log(1.2), abs=0.02)
     assert worth.censored == 0 and 0 < worth.se < 0.02 and worth.runs == 3
+    (cells,) = page_tables.plan_table(SimpleNamespace(planned=[measured])).to_dict("records")
+    assert cells["loss of the base"] == f"{measured.facts['admission']['loss']:.3f}"
     row = page_worths.of_planned(measured, worth)
     assert list(row.values())[:5] == ["QK norm", "c01", 1, "llama", "plays"]
     wanted = [math.exp(worth.log_worth + z * worth.se) for z in (-1.96, 0, 1.96)]
@@ -125,11 +120,12 @@ def test_a_stopped_setting_goes_on_where_it_was(tmp_path, monkeypatch):
     assert setting.key_of(row | {"arm": "mine"}) != setting.key_of(row)  # although it is the same
 
 
-def test_a_best_rate_at_an_end_is_sought_further(tmp_path, monkeypatch):
-    course = course_of(tmp_path, monkeypatch, lambda job: falling(job, best=math.log(3)))
+@pytest.mark.parametrize("best", [3, 0.3])
+def test_a_best_rate_at_an_end_is_sought_further(tmp_path, monkeypatch, best):
+    course = course_of(tmp_path, monkeypatch, lambda job: falling(job, best=math.log(best)))
     jobs = run_all(course)
     assert sum(job.purpose == "rate" for job in jobs) == 7
-    assert course.best_rate == pytest.approx(8e-3 * 3, rel=0.02)
+    assert course.best_rate == pytest.approx(8e-3 * best, rel=0.02)
 
 
 def test_a_base_that_has_not_learned_trains_longer(tmp_path, monkeypatch):
@@ -199,9 +195,11 @@ def test_a_worth_beyond_the_curve_is_censored(tmp_path, monkeypatch, loss, censo
     assert worth.censored == censored
     assert worth.log_worth == pytest.approx(math.log(0.25 if censored < 0 else 2))
     measured = worths.load(tmp_path)[0]
+    measured.step_ratios["QK norm"] = 1.25
     measured.facts["arms"]["QK norm"]["taken_out"] = True
     (taken_out,) = worths.worths_of(measured)
     assert (taken_out.censored, taken_out.log_worth) == (-censored, -worth.log_worth)
+    assert taken_out.log_step == -math.log(1.25)
 
 
 class Done:

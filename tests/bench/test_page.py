@@ -28,18 +28,14 @@ PARTS = {
     "All five together": dict(claims=[]),
     "Experts": dict(into={"llama": "experts"}, claims=[]),
 }
+MULTIPLES = {"RoPE": [(1.3, "Su")], "SwiGLU": [(1.1, "Su")], "RMSNorm": [(1.2, "Su"), (0.8, "Li")]}
+MULTIPLES |= {"No biases": [(0.9, "Su")], "Untied head": [(1.05, "Su")]}
 SWEEPS = ["llama", "gpt2"]
 CONFIG = {
     "settings": {name: (name, f"<{name}>") for name in SWEEPS},
     "parts": {name: facts | {"swap": f"<{name}>"} for name, facts in PARTS.items()},
     "example": ("gpt2", "RoPE"),
-    "multiples": {
-        "RoPE": [(1.3, "Su")],
-        "SwiGLU": [(1.1, "Su")],
-        "RMSNorm": [(1.2, "Su"), (0.8, "Li")],
-        "No biases": [(0.9, "Su")],
-        "Untied head": [(1.05, "Su")],
-    },
+    "multiples": MULTIPLES,
 }
 ANSWER = "config/answer/settings.py"
 
@@ -154,9 +150,8 @@ def test_a_card_shows_each_setting_in_the_colour_of_the_factor_that_matters(made
     card = html.partition('id="swiglu"')[2].partition("</tbody>\n<tbody>")[0]
     colours = re.findall(r'<g class="level(\d)"><text [^>]*>[^<]* × (\w+): .*?, (\w+), \d', card)
     assert len(colours) == 20 and {(c, o) for c, _, o in colours} == {("0", "AdamW"), ("1", "Muon")}
-    assert f'<code>python bench/ablate.py {ANSWER} --arms="SwiGLU"</code>' in card.replace(
-        "&#34;", '"'
-    )
+    command = f'<code>python bench/ablate.py {ANSWER} --arms="SwiGLU"</code>'
+    assert command in card.replace("&#34;", '"')
     card = page_tables.card_table(made, made.answers[0]).set_index("setting")
     assert len(card) == 20 and card.loc["c12", "worth × tokens"] == ">2.00"
     assert list(card.loc["h3"])[1:7] == ["LLaMA", "summaries", "BPE", "Muon", "4 × 96", "128"]
@@ -188,6 +183,8 @@ def test_what_stands_below_the_first_table(made, out):
     five = rows[rows.part.isin(list(PARTS)[1:6])]
     product = np.exp(np.log(five.worth).groupby(five.setting).sum().mean())
     assert steps["worth in LLaMA"].iloc[-1] == f"{product:.2f}"
+    four = made.rows[(made.rows.part != "RoPE") | (made.rows.setting != "c16")]
+    assert list(page_tables.steps_of(four)["helps GPT-2 in"])[-1] == "7 of 7"  # c16 lacks one
     assert len(tables["plan"]) == 20
     published = tables["published"].set_index("part")
     assert list(published.index)[:5] == list(CONFIG["multiples"])

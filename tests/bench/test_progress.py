@@ -1,13 +1,14 @@
 """What a sweep shows on a terminal of 80 columns, and elsewhere."""
 
 import contextlib
+import statistics
 import sys
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from bench.ablation import progress, runs, sweep
+from bench.ablation import progress, runs, schedule, sweep
 from helpers.ablation import arm
 from helpers.runs import refusing
 
@@ -83,6 +84,17 @@ def test_a_text_is_prepared_before_the_spinner(planned, monkeypatch):
     monkeypatch.setattr(sweep, "doing", doing)
     monkeypatch.setattr(sweep, "open_data", lambda base: spinning or open_data(base))
     assert planned(arm(rope=dict(position="rope"))).data["dataset"] == "words"
+
+
+def test_what_a_sweep_shows_is_told_in_nats_where_the_noise_of_its_base_is_known(planned):
+    plan = planned(arm(rope=dict(position="rope")), "--seeds=5")
+    told = lambda: float(progress.what_it_shows(plan).partition("difference of ")[2].split()[0])
+    deviations = told()
+    for job in schedule.pending_jobs(plan):
+        loss = job.seed % 2 - 5 * (job.arm == "rope")
+        plan.rows[job.key] = vars(job) | {"status": "done", "final_report": loss}
+    sd = statistics.stdev([0, 1, 0, 1, 0, 1, 0])  # seeds 0 to 3, and 0 to 2 of the base again
+    assert told() / sd == pytest.approx(deviations, abs=0.06)
 
 
 def test_names_of_arms_are_no_markup():

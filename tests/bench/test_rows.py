@@ -37,7 +37,7 @@ def test_bits_per_byte_are_computed_from_the_losses_or_left_blank(tmp_path):
     """Bits in a plan of before count end tokens as text; it still is a plan of the same sweep, as
     is one whose text lies elsewhere."""
     _, _, rope = make(tmp_path / "new")
-    make(tmp_path / "old")
+    make(tmp_path / "old", seeds=8)
     plan = json.loads((tmp_path / "old/sweep.json").read_text())
     del plan["data"]["bits_of"]
     plan["base_values"] |= {"data_dir": "elsewhere", "log": "wandb", "log_interval": 7}
@@ -45,7 +45,8 @@ def test_bits_per_byte_are_computed_from_the_losses_or_left_blank(tmp_path):
     bits = rows.load(tmp_path / "new").query("arm == 'rope' and seed == 0").bits_per_byte
     assert bits.iloc[0] == pytest.approx(1.4427 * rope["final_val_loss"])
     assert rows.load(tmp_path / "old").bits_per_byte.isna().all()
-    assert len(plans.sweeps([tmp_path / "new", tmp_path / "old"])) == 1
+    (joined, _), *others = plans.sweeps([tmp_path / "new", tmp_path / "old"])
+    assert not others and joined["seeds"] == 8
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ def test_bits_per_byte_are_computed_from_the_losses_or_left_blank(tmp_path):
         ({"seed": 9, "code_hash": "other"}, 1, 0),
         ({"config_hash": "other"}, 1, 0),
         ({"arm": "unplanned"}, 1, 0),
+        ({"arm": "base x2", "purpose": "curve", "config_hash": "c-base x2", "lr": 2}, 1, 0),
         ({"seed": 9, "status": "failed", "final_report": None}, 0, 1),
         ({"status": "failed", "final_report": None}, 0, 0),  # a failure replaces no result
     ],
@@ -62,9 +64,8 @@ def test_bits_per_byte_are_computed_from_the_losses_or_left_blank(tmp_path):
 )
 def test_only_rows_of_this_plan_count(tmp_path, change, stale, failed):
     _, lines, rope = make(tmp_path)
-    expected = (
-        rows.load(tmp_path).query("arm == 'rope' and purpose == 'report'").val_loss_report.mean()
-    )
+    runs = rows.load(tmp_path).query("arm == 'rope' and purpose == 'report'")
+    expected = runs.val_loss_report.mean()
     wrong = rope | {"final_report": 9.9}
     for line, same in ((wrong | change, True), (wrong, False)):  # the last line of a run counts
         write_lines(tmp_path, [*lines, line])
@@ -132,6 +133,12 @@ def test_times_measured_beside_other_work_are_left_out(tmp_path):
     costs = rows.costs([tmp_path], plans.plan(tmp_path)).set_index("arm")
     assert costs.loc["rope", ["step_ratio", "ms_per_step"]].isna().all()
     assert costs.parameters.notna().all() and costs.step_ratio["base-again"] == 1 + 1 / 24
+    quiet = prices["rope"] | {"quiet": True}  # timed again, then elsewhere and by other code
+    others = [quiet | {"parameters": 1, key: "other"} for key in ("hardware", "code_hash")]
+    write_lines(tmp_path, [others[0], *prices.values(), quiet, others[1]], "costs.jsonl")
+    costs = rows.costs([tmp_path], plans.plan(tmp_path))
+    rope = costs[costs.arm == "rope"].iloc[0]
+    assert (rope.step_ratio, rope.parameters) == (1 + 2 / 24, 802_000)
 
 
 def test_a_run_above_the_trigrams_of_its_text_is_stuck(tmp_path):

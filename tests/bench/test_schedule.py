@@ -26,9 +26,8 @@ def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
     tuned = sorted((*name[:3],) for name in rows if name[3] == "tune")
     # The rate chosen for rope was at the edge: the next one was tried.
     rates = {"base": [0.5, 1, 2], "rope": [0.5, 1, 2, 4]}
-    assert tuned == [
-        (name, seed, lr) for name in rates for seed in (1000, 1001) for lr in rates[name]
-    ]
+    wanted = [(name, seed, lr) for name in rates for seed in (1000, 1001) for lr in rates[name]]
+    assert tuned == wanted
     assert len(rows) == len(tuned) + 6
     assert {name[2] for name in rows if name[0] == "rope" and name[3] == "report"} == {2}
     command = rows["rope", 0, 2, "report"]["command"]
@@ -72,9 +71,8 @@ def test_the_margin_is_fixed_before_the_arms_are_reported(drive, out):
     what = [ROPE, "--curve=[0.5,2]", "--workers=1"]
     assert drive(*what, "--seeds=2") == 0
     rows = read_rows(out / "rows.jsonl")
-    assert Counter(row["arm"] for row in rows) == {
-        **{"base": 2, "base again": 2, "rope": 2, "base x0.5": 3, "base x2": 3}
-    }
+    planned = {"base": 2, "base again": 2, "rope": 2, "base x0.5": 3, "base x2": 3}
+    assert Counter(row["arm"] for row in rows) == planned
     last = [(row["arm"], row["seed"]) for row in rows[-4:]]
     assert last == [("rope", 0), ("base again", 0), ("rope", 1), ("base again", 1)]
     purposes = {row["arm"]: row["purpose"] for row in rows}

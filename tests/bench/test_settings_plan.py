@@ -24,16 +24,10 @@ def answer():
 def levels(each):
     """The levels of a setting's factors, -1 or 1, by their letters."""
     factors = each.factors
-    high = {
-        "A": factors["text"] == "python",
-        "B": factors["tokens"] == "bpe1024",
-        "C": factors["optimizer"] == "adamw",
-        "D": factors["base"] == "gpt2",
-        "E": factors["width"] == 128,
-        "F": factors["layers"] == 5,
-        "G": factors["length"] == 2.4,
-        "H": factors["context"] == 256,
-    }
+    high = {"A": factors["text"] == "python", "B": factors["tokens"] == "bpe1024"}
+    high |= {"C": factors["optimizer"] == "adamw", "D": factors["base"] == "gpt2"}
+    high |= {"E": factors["width"] == 128, "F": factors["layers"] == 5}
+    high |= {"G": factors["length"] == 2.4, "H": factors["context"] == 256}
     return {letter: 1 if is_high else -1 for letter, is_high in high.items()}
 
 
@@ -161,8 +155,9 @@ def test_the_place_and_the_value_of_the_best_rate():
         assert place == pytest.approx(best)
         loss, share = rates.value_at(points, curve, place)
         assert loss == pytest.approx(level)
-        assert 1 / 3 <= share < 1
-        assert rates.residuals(points, curve)[0] == pytest.approx(0, abs=1e-12)
+        at, line = np.array([1, place]), np.stack([np.ones(3), places], 1)
+        assert share == pytest.approx(at @ np.linalg.inv(line.T @ line) @ at)
+        assert rates.residuals(points, curve) == pytest.approx((0, 3 - 2), abs=1e-12)
 
 
 def test_rates_from_a_diverged_run_on_are_no_candidates():

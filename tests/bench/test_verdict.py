@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from bench import verdict, verdict_rows
-from bench.ablation import contrasts, power
+from bench.ablation import contrasts, effects, power
 from common.errors import UserError
 from common.files import ROOT
 
@@ -133,6 +133,8 @@ def test_useless_changes_that_diverge_are_rarely_called():
     assert np.mean([test.p <= verdict.ERROR for test in found]) <= 0.05
     for test, (arm, _) in zip(found, losses, strict=True):
         assert not (test.p <= verdict.ERROR and test.direction < 0 and np.isinf(arm).any())
+    alike = np.array(BASE), np.array([*BASE, math.inf])
+    assert verdict.compare_runs(alike, 0.5).p_tie == 1  # no tie beside a base that diverged
 
 
 def test_the_seeds_that_would_decide():
@@ -142,9 +144,8 @@ def test_the_seeds_that_would_decide():
         return int(row["more"].removesuffix(" each"))
 
     noise = np.array([-1.0, 0, 1, -0.5, 0.5])
-    _, small, large = verdict.judge(
-        [{"baseline": noise, "small": noise - 0.5, "large": noise - 1.2}], margin=None
-    )
+    losses = {"baseline": noise, "small": noise - 0.5, "large": noise - 1.2}
+    _, small, large = verdict.judge([losses], margin=None)
     assert seeds_of(large) < seeds_of(small) < power.MOST_SEEDS
     n = 5 + seeds_of(small)
     random = np.random.default_rng(0)
@@ -153,6 +154,8 @@ def test_the_seeds_that_would_decide():
     base = sd * random.standard_normal((4000, n))
     found = stats.ttest_ind(arm, base, axis=1).pvalue <= 0.05 / 2
     assert found.mean() == pytest.approx(0.8, abs=0.04)
+    _, alike = verdict.judge([{"baseline": noise, "alike": noise + 0.01}], margin=0.7)
+    assert seeds_of(alike) < 30  # to tie
 
 
 @pytest.mark.parametrize(
@@ -258,6 +261,7 @@ def test_settings_are_predicted_from_four_on(printed):
     out = printed("\n".join(rows), *options)
     assert re.search(r"mine +4 of 4 .* helps\n", out)
     assert "all arms together" not in out
+    assert "no difference" in printed("\n".join(rows), *options, "--margin=0.5")
     out = printed("\n".join(rows + rows[1:]), *options)
     assert "have the same loss: 8 of 8. Did the seed reach the training?" in out
 
@@ -278,6 +282,14 @@ def test_settings_are_predicted_from_four_on(printed):
     assert "Fewer than 4 settings" in out and "mine (3)." in out
 
 
+def test_the_error_of_a_gain_is_of_the_arm_and_of_its_base(monkeypatch):
+    given = {}
+    monkeypatch.setattr(effects, "fit", lambda columns, within: given.update(columns) or [])
+    verdict.across_settings({"a": {"baseline": BASE, "mine": LOWER}}, verdict.VerdictConfig())
+    student = stats.ttest_ind(BASE, LOWER)
+    assert given["se"] == pytest.approx([(np.mean(BASE) - np.mean(LOWER)) / student.statistic])
+
+
 def test_two_settings_have_an_ordinary_table(printed):
     """Holm's correction is for all arms in both, and a setting that cannot be compared is named."""
     rows = ["dataset,arm,seed,loss", "c,mine,0,9"]
@@ -287,9 +299,8 @@ def test_two_settings_have_an_ordinary_table(printed):
     out = printed("\n".join(rows), "--setting_column=dataset")
     alone = verdict.judge([{"baseline": BASE, "mine": LOWER}], margin=None)[1]["p"]
     lines = [re.split(r"\s{2,}", line) for line in out.splitlines()]
-    assert [cells[0] for cells in lines[1:5]] == [
-        f"{arm} in {dataset}" for dataset in "ab" for arm in ("baseline", "mine")
-    ]
+    names = [f"{arm} in {dataset}" for dataset in "ab" for arm in ("baseline", "mine")]
+    assert [cells[0] for cells in lines[1:5]] == names
     assert lines[2][-2:] == [f"{2 * alone:.2g}", "better"] and lines[4][4] == "–"
     assert "with nothing to compare: mine in c." in out
     assert "With 4 settings or more, a new one is predicted too." in out
@@ -317,6 +328,8 @@ def test_run_folders(tmp_path):
     assert read(whole)[:4] == ("out-rope", "", "7", 2.25)
     assert read(folder("out-8", config, [(20, 2.0)])).arm == "out-8"
     assert read(folder("out-seed7", config, [(10, 2.5)])).loss is None
+    (whole / "log.jsonl").write_text('{"step": 20, "val_loss": 2.25, "whole_val_loss": 2.5}')
+    assert read(whole).loss == 2.5
     (whole / "diverged.json").write_text("{}")
     assert read(whole).loss == math.inf
 

@@ -9,7 +9,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import comparisons, contrasts, estimates, plans, power, rows, verdicts
+from bench.ablation import comparisons, contrasts, estimates, plans, power, rows, verdicts, worth
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
 from helpers.sweeps import CALM, ROPE, judge, judged, make_sweep, reported, with_runs, write_lines
 
@@ -140,7 +140,12 @@ def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
 
 def test_a_screening_says_on_which_side_an_arm_lies_or_not_seen(tmp_path):
     effects = ROPE | {"gqa": 0.0, "alibi": 0.2, "post": 0.2}
-    found = judged(tmp_path, seeds=3, screening=True, stale=False, effects=effects)[1]
+    sweep, lines, _ = make_sweep(tmp_path, 3, effects, screening=True, stale=False)
+    rope = judge(sweep, [line for line in lines if line["arm"] != "alibi"])[1]["rope"]
+    assert rope["p_holm"] == pytest.approx(4 * rope["p"])  # alibi has yet to run
+    _, found, facts = judge(sweep, lines)
+    visible = facts.smallest_visible / found["gqa"]["se"]  # whose groups are the median arm's
+    assert power.to_differ(visible, 1, found["gqa"]["df"], 0.05 / 4) == pytest.approx(0.8, abs=0.01)
     words = {arm: row["verdict"] for arm, row in found.items()}
     assert words["rope"] == "better, by more than the noise" and words["gqa"] == "not seen"
     assert words["alibi"] == "worse, by more than the noise"
@@ -189,7 +194,9 @@ def test_an_arm_whose_runs_do_not_learn_is_never_better(tmp_path, change, key):
 def test_beside_a_base_that_fails_an_arm_can_only_be_better(tmp_path, effect, verdict):
     effects = ROPE | {"rope": effect}
     sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=effects, **CALM, **NGRAMS)
-    rope, _ = failing(sweep, lines, "base", 1, STUCK)
+    rope, changed = failing(sweep, lines, "base", 1, STUCK)
+    curve = worth.curve_of(rows.table(changed, plans.complete(sweep)))
+    assert curve.points[2][3] == rope["n_control"] - 1
     reason = "runs of the other side did not learn"
     assert (rope["verdict"], rope["reason"], rope["p_not_learned"]) == (verdict, reason, 1)
     tied, _ = failing(sweep, lines, "base", 0, STUCK)
@@ -256,12 +263,18 @@ def test_the_seeds_to_decide_are_as_many_as_the_power_needs(tmp_path):
     z = stats.norm.isf(0.05 / 2 / 2)  # Holm's first step
     se = row["se"] * math.sqrt(5 / row["seeds_to_decide"])
     assert stats.norm.sf(z - abs(row["difference"]) / se) == pytest.approx(0.8, abs=0.06)
-    assert facts.smallest_visible == pytest.approx(0.01 * 2.5, rel=0.5)
+    sd = np.median([found[arm]["sd"] for arm in ("rope", "swiglu")])
+    noise = power.welch(sd, 5, facts.base_sd, facts.base_n)
+    chance = power.to_differ(facts.smallest_visible, *noise, 0.05 / 2)
+    assert chance == pytest.approx(0.8, abs=0.01)
 
 
-def test_the_power_to_differ_is_that_of_the_noncentral_t():
+def test_the_power_is_that_of_the_noncentral_t_and_a_tie_decides_too():
     chance = power.to_differ(2.0, 1.0, 10, 0.05)
     assert chance == pytest.approx(stats.nct.sf(stats.t.isf(0.025, 10), 10, 2.0))
+    row = {"difference": 0.5, "se": 1.0, "n": 5, "n_control": 1000}  # a tie shows before that
+    seeds = 5 * ((stats.norm.isf(0.05) + stats.norm.isf(0.2)) / (1 - 0.5)) ** 2
+    assert power.seeds_to_decide(row, 1.0, 1) == pytest.approx(seeds, abs=2)
 
 
 def test_a_verdict_is_of_the_runs_that_were_planned(tmp_path):
@@ -282,3 +295,4 @@ def test_a_run_that_diverged_does_not_rescue_an_arm():
     assert (p_tie == 1).all() and (direction > 0).all()
     p, _, _ = contrasts.outcome(1e-6, 0.01, np.array([0.05]), (1, 5, 3, 5))
     assert p[0] == 1.0  # more of the base's runs diverged
+    assert contrasts.outcome(1.0, 0.01, np.array([0.0]), (0, 5, 1, 5))[1] == 1  # no tie

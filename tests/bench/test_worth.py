@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bench.ablation import plans, rows, verdicts
+from bench.ablation.contrasts import pooled_variance
 from bench.ablation.worth import Curve, curve_of
-from helpers.sweeps import CALM, loss_of_tokens, make_sweep
+from helpers.sweeps import CALM, ROPE, judge, loss_of_tokens, make_sweep, reported
 
 MULTIPLES = (0.25, 0.5, 1, 2)
 # Its points have next to no noise.
@@ -65,9 +66,11 @@ def test_the_margin_is_what_5_percent_of_the_tokens_are_worth():
     assert Curve({0.5: [2.0], 1: [1.9]}).margin() > 0  # nothing above 1
 
 
-def test_single_runs_give_no_interval():
+def test_single_runs_give_no_interval_and_few_a_wide_one():
     k, low, _ = Curve({0.5: [2.0], 1: [1.9]}).worth(1.95, 0.01, 8)
     assert 0.5 < k < 1 and math.isnan(low)
+    few, many = (np.ptp(np.log(EXACT.worth(loss_of_tokens(1), 0.004, n)[1:])) for n in (3, 1000))
+    assert few / many == pytest.approx(4.30 / 1.96, rel=0.15)  # by t
 
 
 def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
@@ -87,6 +90,16 @@ def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
     unpriced = verdicts.judge(rows.table(lines, plan), plan)[0]
     assert unpriced.worth[0] == rope.worth and math.isnan(unpriced.worth_time[0])
     assert math.isnan(verdicts.judge(runs[runs.purpose != "curve"], plan)[0].worth[0])
+
+
+def test_the_worths_of_a_screening_have_the_pooled_error(tmp_path):
+    effects = ROPE | {"rope": -0.02}
+    sweep, lines, _ = make_sweep(tmp_path, 3, effects, screening=True, **CALM)
+    rope = judge(sweep, lines)[1]["rope"]
+    variance, df = pooled_variance([reported(lines, arm) for arm in effects])
+    curve = curve_of(rows.load(tmp_path))
+    wanted = curve.worth(rope["val_loss_report"], math.sqrt(variance / 3), df + 1)
+    assert rope["worth_low"] == pytest.approx(wanted[1])
 
 
 def test_the_margin_of_a_sweep_is_the_stored_one_or_the_curve_s(tmp_path):

@@ -17,11 +17,8 @@ from prepare import prepare
 from tokens.token_files import load_split
 from weights import checkpoint
 
-RUNS = {
-    "learned": ["--model=gpt2"],
-    "rope": ["--model=llama"],
-    "alibi": ["--model=llama", "--position=alibi"],
-}
+RUNS = {"learned": ["--model=gpt2"], "rope": ["--model=llama"]}
+RUNS["alibi"] = ["--model=llama", "--position=alibi"]
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +74,10 @@ def test_every_run_and_scaling_scores_the_same_targets(world, data_dir, capsys):
     for losses in lines.values():
         assert f" {losses['1']['loss']:.3f} ±" in rows["16"]
         assert f" {losses['1']['window']['loss']:.3f} ±" in rows["baseline"]
+
+
+def test_a_loss_has_half_the_width_of_its_interval():
+    assert extrapolate.text_of({"loss": 2.0, "low": 1.9, "high": 2.1}) == "2.000 ± 0.100"
 
 
 def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):

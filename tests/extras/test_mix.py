@@ -23,10 +23,8 @@ from weights import checkpoint
 
 def mixed(weights=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
     """MixedBatches whose source i has the tokens 100,000 i, 100,000 i + 1, ..."""
-    orders = [
-        Batches(100_000 * i + np.arange(n), block_size, seed + i)
-        for i, (_, n) in enumerate(zip(weights, sizes, strict=False))
-    ]
+    own = enumerate(sizes[: len(weights)])
+    orders = [Batches(100_000 * i + np.arange(n), block_size, seed + i) for i, n in own]
     return MixedBatches(orders, shares_of_block(weights), seed)
 
 
@@ -187,6 +185,13 @@ def test_train_names_this_command(sets, tmp_path):
     mix.main(run)
     resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
     assert f"run python -m extras.mix {' '.join(resume)}" in message(train.main, resume)
+
+
+def test_the_epochs_of_a_source_are_of_its_own_samples():
+    of = lambda name, size: SimpleNamespace(name=name, times_read=lambda n: n / size, epochs=str)
+    mixture = SimpleNamespace(sources=[of("a", 1000), of("b", 10)], weights=[0.75, 0.25])
+    assert mix.Mixture.epochs(mixture, 100) == "75.0 of a, 25.0 of b"
+    assert mix.Mixture.times_read(mixture, 100) == 2.5  # of b
 
 
 def test_columns_are_means_by_weight():

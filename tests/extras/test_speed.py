@@ -3,6 +3,7 @@ stored with their facts. No time is checked."""
 
 import json
 import os
+import time
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from common.errors import UserError
 from common.files import ROOT
 from common.runtime import Runtime
 from extras.speed import __main__ as speed
-from extras.speed import attention, decode, page, race, results
+from extras.speed import attention, decode, optimizer, page, race, results
 from extras.speed import train as train_step
 from extras.speed.race import Result
 from helpers.runs import made
@@ -64,9 +65,8 @@ NAMES = {"our GPT-2", "our LLaMA", "transformers GPT-2", "transformers LLaMA"}
 
 
 def test_sides_are_of_one_size_and_take_the_same_step():
-    found = train_step.make_sides(
-        train_step.SpeedConfig(), train_step.SHAPES["S"], Runtime("cpu", "float32", 0, 1, [])
-    )
+    runtime = Runtime("cpu", "float32", 0, 1, [])
+    found = train_step.make_sides(train_step.SpeedConfig(), train_step.SHAPES["S"], runtime)
     assert found.keys() >= NAMES
     sizes = {name: sum(p.numel() for p in side.model.parameters()) for name, side in found.items()}
     assert sizes["our LLaMA"] == sizes["transformers LLaMA"]
@@ -112,20 +112,30 @@ def test_attention_may_run_out_of_memory(measured, monkeypatch):
         return attention.formula(q, k, v)
 
     monkeypatch.setitem(attention.SIDES, attention.FORMULA, formula)
+    real, times = attention.times_in_turn, []
+    timed = lambda *given: times.append(real(*given)) or times[-1]
+    monkeypatch.setattr(attention, "times_in_turn", timed)
     lengths = ["--tokens=128", "--shortest=32", "--longest=64"]
     line, text = measured("attention", "--device=cpu", "--steps=2", *lengths)
     rows = checked(line, text)
-    assert len(rows) == 10 and rows["32 tokens, FlashAttention"]["times the formula"]["ratio"] > 0
+    theirs, ours = (times[0][name].sum(1) for name in (attention.FORMULA, "FlashAttention"))
+    assert rows["32 tokens, FlashAttention"]["times the formula"] == ratio(theirs / ours)
+    assert len(rows) == 10
     failed = {"what": "64 tokens, the formula", "forward, ms": "out of memory"}
     assert rows["64 tokens, the formula"] == failed
     assert rows["64 tokens, FlashAttention"].keys() == {"what", "forward, ms", "backward, ms"}
     assert "| 64 tokens, the formula | out of memory |" in text
 
 
-def test_optimizers_are_timed_at_both_shapes(measured):
+def test_optimizers_are_timed_at_both_shapes(measured, monkeypatch):
+    real, times = optimizer.time_shape, {}
+    monkeypatch.setattr(optimizer, "time_shape", lambda *given: times.update(real(*given)) or times)
     line, text = measured("optimizer", "--device=cpu", "--steps=3")
     (row,) = line["rows"]
-    assert row["step with Muon / with AdamW"]["ratio"] > 0 and row["Muon, ms"] > row["AdamW, ms"]
+    steps = [times["model"] + times[key] for key in ("muon", "adamw")]
+    assert row["step with Muon / with AdamW"] == ratio(steps[0] / steps[1])
+    assert row["torch's Muon / Muon"] == ratio(times["torch"] / times["muon"])
+    assert row["Muon, ms"] > row["AdamW, ms"]
     assert "**S, 1 thread on" in text and "**M, 1 thread on" in text
 
 
@@ -165,6 +175,7 @@ def test_the_shape_of_the_answer_is_timed_with_muon(measured, monkeypatch):
 
 def test_a_batch_of_texts_is_timed_beside_transformers(measured):
     pytest.importorskip("transformers")
+    assert decode.timed(lambda n: time.sleep(0.1), 1, 100)[1] > 20  # 1,000 tokens a second
     sizes = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--vocab_size=11", "--block_size=32"]
     options = ["--tokens=4", "--steps=2", "--threads=1", "--batch_size=3"]
     line, text = measured("decode", *sizes, *options)
@@ -232,6 +243,19 @@ sum(range(10**7))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     result = race.race(race.Entrant([], tmp_path), tmp_path, tmp_path / "cache")
     assert 0.02 < result.cpu <= result.wall and result.points[0][1] == 2.25
+
+
+def test_a_race_is_fair(tmp_path, monkeypatch):
+    """nanoGPT has the threads that are fastest for it, and each round of ours its own seed."""
+    begun = []
+    ended = lambda entrant: Result(9.0 if entrant.threads == 1 else 5.0, 1, [(1.0, 2.0)])
+    monkeypatch.setattr(race, "race", lambda side, *_: begun.append(side) or ended(side))
+    monkeypatch.setattr(race, "test_loss", lambda out_dir: 2.0)
+    monkeypatch.setattr(race.os, "cpu_count", lambda: 4)
+    assert race.best_threads(tmp_path, tmp_path) == 4
+    race.run_rounds(race.SpeedConfig(), tmp_path, 4, tmp_path)
+    seeds = {side.command[-1] for side in begun if side.folder == ROOT}
+    assert seeds == {"--seed=1337", "--seed=1338"}
 
 
 def test_a_run_alone_is_stopped_and_judged_by_its_lowest_loss(measured, tmp_path, monkeypatch):

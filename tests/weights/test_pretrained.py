@@ -214,20 +214,6 @@ def test_trained_exported_and_read_again(kind, made, tmp_path):
     assert (back.bos, back.stops, back.content) == (bos, tuple(stops), ours.content)
 
 
-@pytest.mark.slow
-def test_transformers_gives_the_same_ids_as_before(each, tmp_path):
-    """PreTrainedTokenizerFast opens the exported folder of each kind."""
-    transformers = pytest.importorskip("transformers")
-    config = {"model_type": "llama", "max_position_embeddings": 8}
-    export.write_folder(tmp_path / "out", config, {"x": torch.zeros(1)}, each.ours)
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
-    for text in TEXTS:
-        assert (
-            theirs(text, add_special_tokens=False).input_ids
-            == each.ours.prompt(text)[each.bos is not None :]
-        )
-
-
 def test_what_a_config_of_another_vocabulary_says_does_not_count(made, tmp_path):
     """Only special tokens end a text; where no file names one, the well-known names do."""
     shutil.copytree(made["mistral"], tmp_path / "m")
