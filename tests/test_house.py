@@ -194,7 +194,7 @@ def test_the_changes_begin_with_the_version_of_the_project():
 # once a month, by a commit that says why. Lower is better, but a bound never excuses a dense line.
 REACH = {"train": (46, 10_250), "sample": (52, 11_050), "ablate": (71, 15_100)}
 # Lines in all languages. parts/ has no total, so that a part can be added.
-TOTALS = {"the core without parts": 20_300, "extras": 5_600, "tests": 20_450}
+TOTALS = {"the core without parts": 20_300, "extras": 5_600, "tests": 20_700}
 LANGUAGES = {".py", ".js", ".css", ".html", ".j2", ".sh"}
 
 

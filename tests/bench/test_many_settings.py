@@ -14,11 +14,24 @@ from bench.settings import rates, run, setting, sweep, worths
 from helpers.sweeps import cost_of, write_lines
 
 STEPS = 40
-TINY = dict(model="llama", n_layer=2, n_head=1, n_embd=32, block_size=32, batch_size=48)
-TINY |= dict(max_iters=STEPS, warmup_iters=4, learning_rate=8e-3)
-TINY |= dict(device="cpu", dtype="float32", compile=False)
-PARTS = {"QK norm": {"put_in": {"qk_norm": "head"}, "take_out": {"qk_norm": "none"}}}
-PARTS["Elsewhere"] = {"put_in": {"conv": 4}, "only": {"model": "gpt2"}}  # for other settings
+TINY = dict(
+    model="llama",
+    n_layer=2,
+    n_head=1,
+    n_embd=32,
+    block_size=32,
+    batch_size=48,
+    max_iters=STEPS,
+    warmup_iters=4,
+    learning_rate=8e-3,
+    device="cpu",
+    dtype="float32",
+    compile=False,
+)
+PARTS = {
+    "QK norm": {"put_in": {"qk_norm": "head"}, "take_out": {"qk_norm": "none"}},
+    "Elsewhere": {"put_in": {"conv": 4}, "only": {"model": "gpt2"}},  # for other settings
+}
 
 
 def course_of(tmp_path, monkeypatch, loss, **keys):

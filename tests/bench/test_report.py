@@ -74,8 +74,9 @@ def tables_of(folder):
 
 def table_of(folder, *headings):
     """The first table of a report that has these headings."""
-    has_them = lambda made: set(headings) <= next(iter(made.values())).keys()
-    return next(filter(has_them, tables_of(folder)))
+    return next(
+        made for made in tables_of(folder) if set(headings) <= next(iter(made.values())).keys()
+    )
 
 
 # ---------------------------------------------------------------- what a report says
@@ -134,9 +135,14 @@ def test_the_details_say_what_the_rows_say(written):
 def test_a_report_holds_what_reproduces_the_sweep(written):
     text = text_of(written)
     assert "- matched: `params`" in text and "match=" not in text  # the base's is not the sweep's
-    said = ["`gqa: killed by signal 9 (out of memory?) (8)`", "fingerprint 5f2b8c81aa01"]
-    said += ["Xeon 2.1 GHz", "0123456789ab", "What say you, sir? the alibi"]
-    for words in [*said, "python bench/ablate.py config/ablate_shakespeare.py"]:
+    for words in (
+        "`gqa: killed by signal 9 (out of memory?) (8)`",
+        "fingerprint 5f2b8c81aa01",
+        "Xeon 2.1 GHz",
+        "0123456789ab",
+        "What say you, sir? the alibi",
+        "python bench/ablate.py config/ablate_shakespeare.py",
+    ):
         assert words in text, words
 
 
@@ -213,13 +219,20 @@ def test_the_same_rows_give_the_same_files(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- poor and unusual sweeps
 
 
-POOR = [{"seeds": 1}, {"noise": 0.0}, {"costs": False, "lr_grid": [1], "chosen_lr": {}}]
-POOR += [{"diverged": ("base", "rope")}, {"killed": ("base", "base-again")}]
-POOR += [{"curve": [], "margin": None, "margin_source": None, "curve_points": 1}]
-POOR += [{"screening": True, "seeds": 3, "lr_grid": [1], "chosen_lr": {}, "curve": []}]
-
-
-@pytest.mark.parametrize("keys", [*POOR, {"effects": {"base": 0.0}}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"seeds": 1},
+        {"costs": False, "lr_grid": [1], "chosen_lr": {}},
+        {"diverged": ("base", "rope")},
+        {"killed": ("base", "base-again")},
+        {"curve": [], "margin": None, "margin_source": None, "curve_points": 1},
+        {"noise": 0.0},
+        {"effects": {"base": 0.0}},
+        {"screening": True, "seeds": 3, "lr_grid": [1], "chosen_lr": {}, "curve": []},
+    ],
+    ids=str,
+)
 def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
     make_sweep(tmp_path, **FEW | keys)
     report.main([str(tmp_path)])
@@ -319,10 +332,13 @@ def said(folder, **keys):
 
 def test_a_sweep_with_many_faults_has_many_caveats_and_a_clean_one_has_none(tmp_path):
     text = said(tmp_path, killed=("swiglu",))
-    wanted = ["left out. gqa (1)", "edge of the grid; try beyond it. untied (2 ×)"]
-    wanted += ["in what was to be matched. untied (-0.80 %), gqa (+0.80 %)"]
-    wanted += ["no mean includes them. swiglu: killed by signal 9 (out of memory?) (5)"]
-    assert [words for words in wanted if words not in text] == []
+    for words in (
+        "no mean includes them. swiglu: killed by signal 9 (out of memory?) (5)",
+        "left out. gqa (1)",
+        "edge of the grid; try beyond it. untied (2 ×)",
+        "in what was to be matched. untied (-0.80 %), gqa (+0.80 %)",
+    ):
+        assert words in text, words
     assert len(CAVEATS) <= 15
     assert said(tmp_path, **CLEAN) == ""
 

@@ -24,10 +24,16 @@ def answer():
 def levels(each):
     """The levels of a setting's factors, -1 or 1, by their letters."""
     factors = each.factors
-    high = {"A": factors["text"] == "python", "B": factors["tokens"] == "bpe1024"}
-    high |= {"C": factors["optimizer"] == "adamw", "D": factors["base"] == "gpt2"}
-    high |= {"E": factors["width"] == 128, "F": factors["layers"] == 5}
-    high |= {"G": factors["length"] == 2.4, "H": factors["context"] == 256}
+    high = {
+        "A": factors["text"] == "python",
+        "B": factors["tokens"] == "bpe1024",
+        "C": factors["optimizer"] == "adamw",
+        "D": factors["base"] == "gpt2",
+        "E": factors["width"] == 128,
+        "F": factors["layers"] == 5,
+        "G": factors["length"] == 2.4,
+        "H": factors["context"] == 256,
+    }
     return {letter: 1 if is_high else -1 for letter, is_high in high.items()}
 
 

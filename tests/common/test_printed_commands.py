@@ -66,9 +66,14 @@ def test_every_kind_of_command_names_it(capsys, tmp_path):
     print(configurator.help_text("python train.py CONFIG", []))
     errors.fail(errors.UserError("no dataset", "x", "run `python prepare.py x`"))
     said = "".join(capsys.readouterr())
-    commands = ["prepare.py NAME", "train.py --seed=1", "train.py CONFIG", "prepare.py x"]
-    commands += ["-m extras.mix --init_from=resume --out_dir=out"]
-    for command in [*commands, "train.py config/llama_shakespeare.py --dataset=book"]:
+    for command in (
+        "-m extras.mix --init_from=resume --out_dir=out",
+        "train.py config/llama_shakespeare.py --dataset=book",
+        "prepare.py NAME",
+        "train.py --seed=1",
+        "train.py CONFIG",
+        "prepare.py x",
+    ):
         assert f"{PYTHON} {command}" in said
     assert said.count("python ") == said.count(f"{PYTHON} ")
 

@@ -17,8 +17,11 @@ from prepare import prepare
 from tokens.token_files import load_split
 from weights import checkpoint
 
-RUNS = {"learned": ["--model=gpt2"], "rope": ["--model=llama"]}
-RUNS["alibi"] = ["--model=llama", "--position=alibi"]
+RUNS = {
+    "learned": ["--model=gpt2"],
+    "rope": ["--model=llama"],
+    "alibi": ["--model=llama", "--position=alibi"],
+}
 
 
 @pytest.fixture(autouse=True)

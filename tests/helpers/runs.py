@@ -95,10 +95,18 @@ def two_ranks(*argv, program=("train.py",)):
 
 def new_run(config):
     """As much of a new Run as its log needs."""
-    runtime, data = SimpleNamespace(device="cpu", dtype="float32"), SimpleNamespace(meta={})
-    model = SimpleNamespace(config=SimpleNamespace(block_size=16))
-    rest = dict(step=0, step_tokens=64, saved_config=asdict(config), saved=None, hold=None)
-    return SimpleNamespace(config=config, runtime=runtime, data=data, model=model, state={}, **rest)
+    return SimpleNamespace(
+        config=config,
+        runtime=SimpleNamespace(device="cpu", dtype="float32"),
+        data=SimpleNamespace(meta={}),
+        model=SimpleNamespace(config=SimpleNamespace(block_size=16)),
+        step=0,
+        step_tokens=64,
+        saved_config=asdict(config),
+        state={},
+        saved=None,
+        hold=None,
+    )
 
 
 def ready(data_dir, tmp_path, *more):

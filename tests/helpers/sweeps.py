@@ -9,12 +9,25 @@ import numpy as np
 
 from bench.ablation import plans, rows, verdicts
 
-# {arm: planted effect on the final loss}
-EFFECTS = {"base": 0.0, "base-again": 0.0, "rope": -0.062, "alibi": -0.041, "swiglu": -0.012}
-EFFECTS |= {"untied": 0.034, "gqa": 0.009, "post": 0.2}
-CHANGES = {"base": {}, "base-again": {}, "rope": {"position": "rope"}}
-CHANGES |= {"alibi": {"position": "alibi"}, "untied": {"tie_embeddings": False}}
-CHANGES |= {"gqa": {"n_kv_head": 2}, "post": {"block": "post"}}
+EFFECTS = {  # arm -> planted effect on the final loss
+    "base": 0.0,
+    "base-again": 0.0,
+    "rope": -0.062,
+    "alibi": -0.041,
+    "swiglu": -0.012,
+    "untied": 0.034,
+    "gqa": 0.009,
+    "post": 0.2,
+}
+CHANGES = {
+    "base": {},
+    "base-again": {},
+    "rope": {"position": "rope"},
+    "alibi": {"position": "alibi"},
+    "untied": {"tie_embeddings": False},
+    "gqa": {"n_kv_head": 2},
+    "post": {"block": "post"},
+}
 BLOCKS = 64  # of the validation text, each with its own difficulty
 SAMPLE = """ROMEO:
 What say you, sir? the {arm} hath not the means
@@ -158,8 +171,12 @@ def row_maker(sweep, effects, noise, curve_points, test_split):
         points = np.column_stack([steps, curve, tune, reported]).tolist()
         of_blocks = difficulty + text.normal(0, 0.01, BLOCKS)
         return {
-            **{"arm": name, "seed": seed, "lr": lr, "purpose": purpose},
-            **{"status": "done", "reason": None},
+            "arm": name,
+            "seed": seed,
+            "lr": lr,
+            "purpose": purpose,
+            "status": "done",
+            "reason": None,
             "final_val_loss": float(curve[-1]),
             "final_tune": float(tune[-1]),
             "final_report": float(reported[-1]),
@@ -201,8 +218,12 @@ def cost_of(name, i, hardware):
         "milliseconds_per_step": {"median": 36.0 + 1.5 * i},
         "step_ratio": None if name == "base" else ratio,
         "peak_memory_bytes": 210_000_000 + 4_000_000 * i,
-        **{"threads": 2, "compile": False, "device": "cpu", "dtype": "float32"},
-        **{"hardware": hardware, "code_hash": "code1"},
+        "threads": 2,
+        "compile": False,
+        "device": "cpu",
+        "dtype": "float32",
+        "hardware": hardware,
+        "code_hash": "code1",
     }
 
 

@@ -14,10 +14,15 @@ from tokens.tokenizer import GPT2, tokenizer_from_json
 def tiny_bpe():
     """A real BPE tokenizer of 256 bytes, four merges and <|endoftext|>, needing no download."""
     tokens = [bytes([i]) for i in range(256)] + [b"th", b" th", b"  ", b"\n\n"]
-    stored = {"kind": "bpe", "name": "tiny", "pat_str": GPT2}
-    stored["special_tokens"] = {"<|endoftext|>": 260}
-    stored["ranks"] = [base64.b64encode(t).decode() for t in tokens]
-    return tokenizer_from_json(stored)
+    return tokenizer_from_json(
+        dict(
+            kind="bpe",
+            name="tiny",
+            pat_str=GPT2,
+            special_tokens={"<|endoftext|>": 260},
+            ranks=[base64.b64encode(t).decode() for t in tokens],
+        )
+    )
 
 
 def message(function, *args):
