@@ -24,6 +24,9 @@ def test_leftovers_are_ours_alone(tmp_path):
         other.mkdir()
     assert set(files.leftovers(path)) == set(ours)
     assert files.leftovers(tmp_path / "nowhere" / "data") == []
+    path.parent.joinpath("rows").write_text('{"a": 1}\n{"a"')  # a kill cut the last line short
+    files.append(tmp_path / "rows", {"b": 2})
+    assert (tmp_path / "rows").read_text() == '{"a": 1}\n{"a"\n{"b": 2}\n'
 
 
 @pytest.mark.parametrize("operation", ["replace", "fsync"])

@@ -15,6 +15,7 @@ from helpers.variants import close, config, randomised, tokens
 from parts import costs, moe
 from parts.moe import MoE, after_step, expert_by_expert, in_one_kernel, statistics
 from parts.variant import Variant
+from training.description import used_parameters
 from training.optim import Muon, make_optimizers
 from training.settings import TrainConfig
 
@@ -185,6 +186,8 @@ def test_the_balance_is_added_while_training_only():
 
 def test_statistics():
     model, x, y = trainable(n_experts=6, top_k=2)
+    stds = {name: getattr(model.blocks[0].mlp, name).std().item() for name in MoE.muon}
+    assert stds == pytest.approx({"gate": 0.02, "up": 0.02, "down": 0.01}, rel=0.1)  # two layers
     assert statistics(model) == {}  # before the first step
     model(x, y), after_step(model)
     row = statistics(model)
@@ -247,6 +250,7 @@ def test_total_and_active_parameters():
     c, dense = config("llama", sizes | arm), config("llama", sizes)
     assert costs.parameters(c) - costs.active_parameters(c) == 3 * 7 * (3 * 64 * 24)
     assert costs.active_parameters(dense) == costs.parameters(dense)
+    assert used_parameters(Variant(c)) == costs.active_parameters(c)
     # As wide as a dense MLP divided by the experts that a token uses: 176 / 4, up to 8.
     assert costs.mlp_width(config("llama", sizes | arm | dict(mlp_width=None))) == 48
 

@@ -20,6 +20,7 @@ from helpers.runs import arguments
 from prepare import prepare
 from sample import generate
 from sampling import prompts
+from sampling.fast import Int8Linear
 from sampling.settings import SampleConfig
 from weights.checkpoint import open_run
 
@@ -156,6 +157,15 @@ def test_odd_but_allowed(out_dir, capsys):
     assert capsys.readouterr().out == f"the\n{RULE}"
     run(out_dir, start="", num_samples=1, max_new_tokens=5, top_k=100000)
     assert "the prompt is empty: starting from '\\n'" in capsys.readouterr().err
+    drawing = dict(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, repetition_penalty=1.5)
+    config = SampleConfig(dtype="int8", context=9, **drawing)
+    opened = sample.open_model(out_dir, ["the"], config, *sample.choose_device(config))
+    assert any(isinstance(module, Int8Linear) for module in opened.model.modules())
+    given = {}
+    sampler = lambda *args, **more: given.update(more) or iter(())
+    sample.write_samples(opened.model, opened.tokenizer, [("the", 0)], config, sampler=sampler)
+    vocab_size = opened.tokenizer.vocab_size  # below that of a padded model
+    assert given == dict(drawing, context=9, vocab_size=vocab_size, pad=None)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 import train
 from helpers.runs import arguments
+from helpers.texts import tiny_bpe
 from prepare import prepare
 from tokens import ngrams
 from tokens.token_files import fingerprint, load_meta
@@ -90,15 +91,20 @@ def test_losses_lie_between_those_of_the_stored_amounts():
     assert ngrams.yardsticks(STORED, 1, 10**6)["best"] == [3, at(1)]
 
 
-@pytest.mark.parametrize("kind", ["char", "byte"])
+@pytest.mark.parametrize("kind", ["char", "byte", "gpt2"])
 def test_a_dataset_holds_them_and_a_run_prints_them(kind, tmp_path, capsys, monkeypatch):
     """Those that were prepared before hold none, have the same fingerprint, and train the same."""
-    (tmp_path / "words.txt").write_text("the king of rome, the queen of france\n" * 80)
+    monkeypatch.setattr("tokens.downloads.gpt2_tokenizer", tiny_bpe)
+    words = ["the king ", "of rome, ", "the queen ", "of france\n"]
+    text = "".join(np.random.default_rng(0).choice(words, 320))
+    (tmp_path / "words.txt").write_text(text)
     meta = prepare("words", str(tmp_path / "words.txt"), kind, str(tmp_path))
     best = min(meta["ngrams"]["losses"][-1])
     said = f"-grams of this text: {best:.2f} nats a token"
-    bits = f", {best / math.log(2):.2f} bits per byte"
-    assert said + bits * (kind == "byte") + "\n" in capsys.readouterr().out
+    val = meta["splits"]["val"]
+    per_byte = val["tokens"] / val["bytes"] / math.log(2)  # tiny_bpe has fewer tokens than bytes
+    bits = f", {best * per_byte:.2f} bits per byte"
+    assert said + bits * (kind != "char") + "\n" in capsys.readouterr().out
 
     drawn, draw = [], run_folder.draw
     monkeypatch.setattr(run_folder, "draw", lambda *args: drawn.append(args[2]) or draw(*args))
@@ -109,8 +115,8 @@ def test_a_dataset_holds_them_and_a_run_prints_them(kind, tmp_path, capsys, monk
     assert f"{name} of the same text: {loss:.4f}" in printed
     (counted,) = meta["ngrams"]["tokens"]
     assert f"trigrams of {counted:,} tokens" in drawn[-1] and f"of {counted:,} tokens" in name
-    units = f"{loss:.4f} nats per token, {loss / math.log(2):.4f} bits per byte\n"
-    assert (units in printed) == (kind == "byte")
+    units = f"{loss:.4f} nats per token, {loss * per_byte:.4f} bits per byte\n"
+    assert (units in printed) == (kind != "char")
 
     path = Path(tmp_path, "words", "meta.json")
     old = {key: value for key, value in meta.items() if key != "ngrams"}

@@ -22,6 +22,8 @@ from tokens.answers import SPEAKERS, chat_pairs, preference
 from tokens.documents import open_input
 from tokens.pairs import PairBatches, Pairs
 from tokens.token_files import load_mask, load_meta, load_split
+from training import terminal
+from training.evaluation import mean_loss
 from weights.checkpoint import open_run
 
 PAIRS = [("the king of", " rome"), ("shall", " speak no more"), ("", "é"), ("no\nmore", "x")]
@@ -318,6 +320,10 @@ def test_bits_per_byte_counts_the_bytes_of_the_answers(pairs_dir, tmp_path):
     row, answers = train.score(run), [answer for _, answer in some_pairs(60)[51:57]]
     nats = row["val_loss"] * sum(len(answer) + 1 for answer in answers)
     assert row["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(map(len, answers)))
+    train_split, answers = run.data.splits["train"], [answer for _, answer in some_pairs(60)[:51]]
+    sums = train.evaluate(run, train_split, 0)
+    bits = mean_loss(sums) / math.log(2) * (1 + len(answers) / sum(map(len, answers)))
+    assert f", {bits:.4f} bits per byte" in terminal.split_line(run, train_split, sums)
 
 
 def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path):

@@ -132,6 +132,10 @@ def test_a_bpe_learns_only_from_what_is_in_train(monkeypatch):
     meta = prepare.prepare("x", input="rows.jsonl", tokenizer="bpe", vocab_size=300)
     assert meta["tokenizer"] == "bpe" and set(learned) <= set(documents_of("train"))
     assert len(learned) > 300
+    learned.clear()
+    write("pairs.jsonl", jsonl([{"prompt": f"{i}?", "answer": f" {i}."} for i in range(100)]))
+    prepare.prepare("pairs", input="pairs.jsonl", tokenizer="bpe", vocab_size=300)
+    assert learned == [f"{i}? {i}." for i in range(50)]
 
 
 def test_the_users_files_are_kept_and_ours_are_replaced():

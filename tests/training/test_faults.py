@@ -34,7 +34,9 @@ def test_a_loss_that_is_not_finite_saves_nothing(start, tmp_path, interval, word
     with pytest.raises(Failure, match=rf"{words} \(no checkpoint yet\): nothing of this step"):
         start("run", f"--eval_interval={interval} {wreck}")
     assert not checkpoint.steps(tmp_path / "run")
+    assert (tmp_path / "run" / "diverged.json").exists()
     start("run", "--max_iters=2")
+    assert not (tmp_path / "run" / "diverged.json").exists()  # or a sweep counts it as diverged
     assert [step for step, _ in losses(tmp_path / "run", "val_loss")] == [0, 2]
 
 

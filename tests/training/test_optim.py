@@ -16,9 +16,10 @@ from training.settings import TrainConfig
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(word):
     """All matrices decay, and nothing else."""
     model = make(configure({"model": word, "n_layer": 2, "n_head": 2, "n_embd": 16}))
-    config, cpu = TrainConfig(optimizer="muon", beta1=0.8), Runtime("cpu", "float32", 0, 1, [])
-    muon, adamw = make_optimizers(model, config, cpu)
-    assert muon.param_groups[0]["momentum"] == adamw.param_groups[0]["betas"][0] == 0.8
+    config = TrainConfig(optimizer="muon", beta1=0.8, beta2=0.7, weight_decay=0.3)
+    muon, adamw = make_optimizers(model, config, Runtime("cpu", "float32", 0, 1, []))
+    assert muon.param_groups[0]["momentum"] == 0.8
+    assert adamw.param_groups[0]["betas"] == (0.8, 0.7)
     names = [
         {name for group in optimizer.param_groups for name in group["names"]}
         for optimizer in (muon, adamw)
@@ -27,7 +28,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(word):
     matrices = {name for name in parameters if name[:7] == "blocks." and parameters[name] == 2}
     assert names == [matrices, parameters.keys() - matrices]
     for group in muon.param_groups + adamw.param_groups:
-        assert all((p.dim() >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
+        assert all((p.dim() >= 2) == (group["weight_decay"] == 0.3) for p in group["params"])
 
 
 MUON = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
@@ -91,6 +92,9 @@ def test_each_schedule_warms_up_and_has_its_form():
         config.schedule = schedule
         rates = [learning_rate(step, config) for step in (0, 10, 60, 100, 110, 10**6)]
         assert rates == pytest.approx(expected, abs=1e-4)
+    config.schedule, config.min_lr, config.lr_decay_iters = "linear", None, 60
+    rates = [learning_rate(step, config) for step in (35, 60, 110)]
+    assert rates == pytest.approx([0.55, 0.1, 0.1])  # a tenth of learning_rate, from step 60 on
 
 
 def test_adamw_beside_muon_has_a_rate_of_its_own(data_dir, tmp_path):

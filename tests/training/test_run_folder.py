@@ -228,9 +228,12 @@ def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, na
 def test_wandb_is_finished_before_the_process_ends(start, monkeypatch):
     """And told of an error. A rank ends at once, without what Python does on exit."""
     charts = Mock(id="an id")
-    monkeypatch.setitem(sys.modules, "wandb", Mock(init=lambda **more: charts))
+    init = Mock(return_value=charts)
+    monkeypatch.setitem(sys.modules, "wandb", Mock(init=init))
     assert not start("run", "--max_iters=1 --log=wandb")
     charts.finish.assert_called_once_with(exit_code=0)
+    assert not start("run", "--max_iters=2 --init_from=resume")  # the same charts
+    assert [call.kwargs["id"] for call in init.mock_calls] == [None, "an id"]
     monkeypatch.setattr(train, "train_step", Mock(side_effect=Failure("no", "a", "step")))
     with pytest.raises(Failure):
         start("failed", "--max_iters=1 --log=wandb")
@@ -266,6 +269,12 @@ def test_tensorboard_and_csv_hold_the_rows_of_the_log(tmp_path, capsys):
     assert [each.step for each in shown.Scalars("val_loss")] == [24]
 
 
+def test_the_legend_names_each_curve(whole_end):
+    rows = [{"step": 0, "train_loss": 2.0, "val_loss": 3.0}, {"step": 1, "loss": 1.0}]
+    legend = [line.get_label() for line in run_folder.curves(rows, "").axes[0].lines]
+    assert legend == ["training batches 1.000", "train split 2.000", "validation split 3.000"]
+
+
 def test_the_name_of_a_folder_is_no_formula(tmp_path, capsys):
     folder = tmp_path / "$x_{$"
     folder.mkdir()
@@ -286,7 +295,9 @@ def test_a_row_of_the_log_is_of_its_step(data_dir, tmp_path, monkeypatch, capsys
     more = ["--max_iters=4", "--log_interval=2", "--gradient_accumulation_steps=2"]
     argv = arguments(data_dir, tmp_path / "run", *more, "--warmup_iters=2")
     rows = [row for row in train.main(argv).rows if "lr" in row]
-    assert "1 s of training, 512 tokens/s" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 s of training, 512 tokens/s" in printed
+    assert re.findall(r"iter (\d+): .*, (\S+ \w+) left", printed) == [("2", "0.5 s")]
     again = made(argv)
     for row in rows:
         TRAIN_STEP(again)

@@ -8,6 +8,7 @@ import torch
 
 import train
 from common import runtime
+from common.configurator import keys
 from common.errors import UserError
 from helpers.checkpoints import edit_json, reseal
 from helpers.runs import ROOT, arguments, losses, made, stop_after
@@ -118,7 +119,7 @@ def test_match_sets_the_width_of_the_mlp(start, tmp_path, capsys):
     start("run", f"{options} --init_from=resume --max_iters=2")
 
 
-def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_path):
+def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_path, data_dir):
     start("run", "--max_iters=2")
     start("llama", "--model=llama --max_iters=2")
     for name, more, words in (
@@ -129,6 +130,9 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
         said = message(resume, name, f"--max_iters=6 {more}")
         assert re.search(f"architecture.*{words}", said)
     assert "dtype=float16" in message(resume, "run", "--max_iters=6 --dtype=float16")
+    others = """model arch match init_from out_dir overwrite data_dir dataset allow_data_change
+        eval_interval log_interval log eval_only split parallel activation_checkpointing"""
+    assert {*settings.COURSE} == keys(settings.TrainConfig).keys() - {*others.split()}
     other = f"--max_iters=6 --data_dir={tmp_path}"
     text = tmp_path / "other.txt"
     text.write_text("the king of rome shall speak no more\n" * 100)
@@ -136,6 +140,8 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
     assert "has changed since" in message(resume, "run", other)
     assert not resume("run", f"{other} --allow_data_change")
     assert checkpoint.steps(tmp_path / "run") == [2, 6]
+    back = f"--max_iters=8 --data_dir={data_dir}"
+    assert "has changed since" in message(resume, "run", back)  # it was allowed once
 
 
 @pytest.mark.parametrize("missing", ["k", "t"])  # in the middle of the vocabulary, and its end

@@ -13,6 +13,7 @@ from common import commands, errors
 from common.configurator import Given, keys, load
 from common.files import ROOT
 from helpers.runs import new_run, ready
+from parts import costs
 from parts.architectures import configure
 from parts.variant import VariantConfig
 from training import description, terminal
@@ -138,6 +139,14 @@ def test_a_known_gpu_has_its_makers_peak(monkeypatch, name, tflops):
     assert peak == (tflops and tflops * 1e12)
     for device, dtype in (("cpu", "bfloat16"), ("cuda:0", "float32")):
         assert description.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
+
+
+def test_the_peak_speed_is_of_all_devices(data_dir, tmp_path, monkeypatch):
+    run = ready(data_dir, tmp_path)
+    run.runtime.world_size = 2
+    monkeypatch.setattr(description, "peak_flops", lambda runtime: 1e12)
+    flops = costs.training_flops_per_token(description.variant_config(run), 16)
+    assert description.peak_speed(run) == pytest.approx(2e12 / flops)
 
 
 def test_an_evaluation_counts_its_batches(data_dir, tmp_path):

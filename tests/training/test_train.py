@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import sample
 import train
 from common.errors import TORCHRUN, UserError
 from common.files import sha256_of
@@ -96,12 +97,31 @@ def test_looking_changes_no_training_loss(start, tmp_path):
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
+@pytest.mark.parametrize("clip", [0, 1e-3])
+def test_gradients_are_clipped_to_grad_clip(data_dir, tmp_path, monkeypatch, clip):
+    run = ready(data_dir, tmp_path, f"--grad_clip={clip}")
+    sizes = []
+
+    def zero_grad(optimizer):
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        sizes.append(torch.nn.utils.get_total_norm(grads).item())
+
+    monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", zero_grad)
+    norm = train.train_step(run)[1].item()
+    assert norm > 1 and sizes == [pytest.approx(clip or norm, rel=1e-3)]
+
+
 def test_an_evaluation_is_without_dropout(data_dir, tmp_path):
-    run = ready(data_dir, tmp_path, "--dropout=0.5")
+    run = ready(data_dir, tmp_path, "--dropout=0.5", "--gradient_accumulation_steps=2")
     val = run.data.splits["val"]
     first, second = (evaluation.mean_loss(train.evaluate(run, val, 256)) for _ in range(2))
     assert first == second, "call run.model.eval() before the forward passes"
     assert run.model.training, "call run.model.train() after them"
+    masks = []
+    see = lambda module, args, out: masks.append(str((out == 0).tolist()))
+    run.model.dropout.register_forward_hook(see)
+    train.train_step(run), train.train_step(run)
+    assert len(set(masks)) == 4, "each micro-batch of each step drops other features"
 
 
 @pytest.mark.parametrize(
@@ -279,6 +299,10 @@ def test_best_survives_worse_ones_and_two_more_are_kept(start, resume, tmp_path)
     best = checkpoint.best_of(out)
     assert best == min(scored, key=scored.get) == 16
     assert checkpoint.steps(out) == [best, 32, 40] and (out / "latest").read_text() == "40\n"
+    chosen, newest = (sample.load(out, which)[0].wte.weight for which in ("best", "latest"))
+    assert not torch.equal(chosen, newest)
+    bits = dict(losses(out, "bits_per_byte"))[best]
+    assert checkpoint.read(checkpoint.find(out))[0]["best_bits_per_byte"] == bits
 
 
 def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, resume, capsys):
@@ -302,6 +326,10 @@ def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, resume
         assert text in printed and "warning" not in printed
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
+    resume("run", "--eval_only --eval_tokens=100")
+    part = re.search("val (loss [0-9.]+)", capsys.readouterr().out)[1]
+    resume("run", "--eval_only --split=test --eval_tokens=100")
+    assert f"test {part}" in capsys.readouterr().out and part not in logged
     said = message(resume, "run", "--split=test")
     assert re.search("split=test is scored by eval_only.*--eval_only", said)
     ids = np.fromfile(folder / "val.bin", "uint16")[:9]  # fewer than block_size

@@ -17,7 +17,7 @@ from common.errors import Failure, UserError
 from helpers.checkpoints import FORMAT_1, copy_as, resume
 from helpers.formats import refused, replace_by_pipe
 from training import run_folder
-from weights import checkpoint
+from weights import checkpoint, export
 
 LOSSES = {21: 1.463037, 22: 1.461660, 30: 1.303072, 40: 1.282067}  # of FORMAT 1, uninterrupted
 SAVED = FORMAT_1 / "ckpt" / "000020"
@@ -39,6 +39,11 @@ def test_format_1_samples(out, capsys):
     argv = ["--device=cpu", "--temperature=0", "--num_samples=1", "--max_new_tokens=24"]
     sample.main([f"--out_dir={out}", "--start=the k", *argv])
     assert capsys.readouterr().out.startswith("the k she she she she she she")
+    copy_as(out, 40)
+    sample.main([f"--out_dir={out}", "--checkpoint=20", *argv])
+    assert "after 20 steps" in capsys.readouterr().err
+    export.main([f"--out_dir={out}", f"--dest={out / 'hf'}", "--checkpoint=20"])
+    assert "after 20 steps" in capsys.readouterr().out
 
 
 def test_format_1_resumes(out, data_dir):
