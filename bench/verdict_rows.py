@@ -61,6 +61,10 @@ def read(given, config):
 def runs_of_table(path, config, given):
     """[Run] of the rows of a .csv, .tsv or .jsonl file."""
     names = {key: getattr(config, f"{key}_column") for key in ("arm", "loss", "seed", "setting")}
+    for key, name in names.items():
+        if list(names.values()).count(name) > 1:
+            fix = "name another column for one of them"
+            raise UserError(f"{name} is the column of two things", f"{key}_column={name}", fix)
     rows = list(rows_of(path))
     if not rows:
         raise UserError("no rows", path, "write a header, and a row for each run")
@@ -144,6 +148,12 @@ def rows_of_cells(path, text):
                 continue
             if columns is None:
                 columns = cells
+                for name in filter(None, columns):
+                    if columns.count(name) > 1:
+                        where = f"{path}:{reader.line_num}"
+                        raise UserError(
+                            f"two columns are named {name}", where, "rename one of them"
+                        )
                 continue
             if any(cells[len(columns) :]):
                 what = f"{len(cells)} cells under {len(columns)} columns"

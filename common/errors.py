@@ -65,9 +65,12 @@ def one_line(error, most=160):
 
 
 def nearest(name, known):
-    """What to do about a name that is not known: a question with the most similar one, or ""."""
+    """What to do about a name that is not known: a question with the most similar one, or "".
+    Nearly any name resembles one of two letters."""
     import difflib
 
+    if len(name) < 3:
+        return ""
     alike = {each.casefold(): each for each in known}
     near = difflib.get_close_matches(name.casefold(), alike, n=1)
     return f"did you mean {alike[near[0]]}?" if near else ""

@@ -352,6 +352,8 @@ def test_run_folders(tmp_path):
         ("arm,loss\nbaseline,1\nmine,NA", [], "let a run of mine end"),
         ("arm,loss,x\nbaseline,,1\nmine,NA,2", [], "none of the 2 rows has a loss"),
         ("arm,loss\na,b,1", [], "runs.csv:2"),
+        ("arm,loss,loss\na,2,1", [], "two columns are named loss"),
+        ("arm,loss,seed\na,2,1", ["--setting_column=seed"], "the column of two things"),
         ("name,loss\nbaseline,1", [], "--arm_column="),
         ("arm,seed,loss\n", [], "no rows"),
         ("", [], "no rows"),

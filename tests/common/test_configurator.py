@@ -81,6 +81,7 @@ def test_values(text, key, value):
     "text, words",
     [
         ("--learning_rte=1", "unknown key learning_rte .*did you mean learning_rate?"),
+        ("--bs=8", "unknown key bs (?!.*did you mean)"),
         ("--batch_size=1.5", "batch_size must be int, not 1.5"),
         ("--batch_size=True", "batch_size must be int, not True"),
         ("--compile=maybe", "compile cannot be 'maybe'.*auto"),
