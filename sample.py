@@ -36,7 +36,7 @@ import torch
 from torch.nn import functional as F
 
 from common import configurator
-from common.runtime import seed_for, set_up
+from common.runtime import find_device, seed_for, set_up
 from sampling.prompts import chat_prompt, fit, note, read_prompts, show, show_cut, shown
 from sampling.reader import Reader, ragged
 from sampling.settings import OF_TEXT, SampleConfig, moved
@@ -229,7 +229,7 @@ def load(name, checkpoint="latest", device="cpu"):
     """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
     a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
     name = os.path.expanduser(name)
-    model, tokenizer, _ = open_weights(name, checkpoint, device)
+    model, tokenizer, _ = open_weights(name, checkpoint, find_device(str(device)))
     return model, tokenizer
 
 
