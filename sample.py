@@ -229,7 +229,9 @@ def load(name, checkpoint="latest", device="cpu"):
     """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
     a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
     name = os.path.expanduser(name)
-    model, tokenizer, _ = open_weights(name, checkpoint, find_device(str(device)))
+    device = torch.device(device)
+    find_device(str(device) if device.type == "cuda" else device.type)
+    model, tokenizer, _ = open_weights(name, checkpoint, device)
     return model, tokenizer
 
 

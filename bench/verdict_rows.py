@@ -61,8 +61,11 @@ def read(given, config):
 def runs_of_table(path, config, given):
     """[Run] of the rows of a .csv, .tsv or .jsonl file."""
     names = {key: getattr(config, f"{key}_column") for key in ("arm", "loss", "seed", "setting")}
+    for key in ("seed", "setting"):
+        if f"{key}_column" not in given.typed and names[key] in (names["arm"], names["loss"]):
+            names[key] = None  # a column of this name holds something else
     for key, name in names.items():
-        if list(names.values()).count(name) > 1:
+        if name is not None and list(names.values()).count(name) > 1:
             fix = "name another column for one of them"
             raise UserError(f"{name} is the column of two things", f"{key}_column={name}", fix)
     rows = list(rows_of(path))
@@ -91,7 +94,8 @@ def runs_of_table(path, config, given):
 
 def check_columns(path, names, rows, columns, given):
     """Raise UserError, with the completed command, if a table lacks columns that it needs."""
-    likely = {key: likely_column(key, rows, columns) for key in names if names[key] not in columns}
+    missing = [key for key, name in names.items() if name is not None and name not in columns]
+    likely = {key: likely_column(key, rows, columns) for key in missing}
     needed = [key for key in likely if key in ("arm", "loss") or f"{key}_column" in given.typed]
     if not needed:
         return

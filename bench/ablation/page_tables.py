@@ -57,7 +57,7 @@ def texts_of(scores):
         "wrong among helps and hurts": f"{wrong:.0f} of {scores['called']}",
         "parts with helps or hurts": ", ".join(scores["parts_called"]) or DASH,
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
-        "Brier score of the share elsewhere": f"{scores['brier_shares']:.3f}",
+        "Brier score of the share elsewhere": number(scores["brier_shares"], ".3f"),
         "Brier score of the best constant": f"{scores['brier_constant']:.3f}",
     }
 
@@ -167,8 +167,10 @@ def passes_table(page):
     taken_out = {each.name: each.facts["arms"] for each in page.planned}
     pairs = []
     for worth in page.worths:
-        before = first[worth.part, worth.setting]
-        if worth.runs > before.runs and not (worth.censored or before.censored):
+        before = first.get((worth.part, worth.setting))
+        if not before or worth.runs == before.runs:
+            continue
+        if not (worth.censored or before.censored):
             sign = -1 if taken_out[worth.setting][worth.part]["taken_out"] else 1
             row = {"part": worth.part, "setting": worth.setting, "first": before.log_worth}
             pairs.append(row | {"both": worth.log_worth, "sign": sign})

@@ -60,7 +60,8 @@ def scored(folder):
     predictions = []
     for worth in found:
         if worth.part in predicted:
-            model = {"low": -math.inf, "high": math.inf} | predicted[worth.part]
+            unknown = {"low": -math.inf, "high": math.inf, "share": math.nan}
+            model = unknown | predicted[worth.part]
             median = model.pop("median")
             error = Z * worth.se
             model["low"] = median - math.hypot(median - model["low"], error)

@@ -358,6 +358,7 @@ def test_run_folders(tmp_path):
         ("arm,seed,loss\n", [], "no rows"),
         ("", [], "no rows"),
         ("arm,loss\0", [], "UTF-8"),
+        ("setting,loss\na,2", ["--arm_column=setting"], "--arm_column=setting right?"),
     ],
 )
 def test_a_mistake_is_one_line(printed, text, options, where):

@@ -162,7 +162,8 @@ def script(*argv):
 def test_exit_status_and_one_line(tmp_path):
     done = script("train.py", "--learning_rte=1", f"--out_dir={tmp_path / 'o'}")
     error = "error: unknown key learning_rte (--learning_rte=1): did you mean learning_rate?\n"
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr.endswith(error)
+    starting = "train.py is starting: importing torch\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", starting + error)
     assert "Traceback" in script("train.py", "--learning_rte=1", "--debug").stderr
     assert not (tmp_path / "o").exists()
 
