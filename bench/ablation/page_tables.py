@@ -164,14 +164,13 @@ def passes_table(page):
         if each.admitted:
             for worth in worths.worths_of(worths.first_pass(each)):
                 first[worth.part, worth.setting] = worth
-    taken_out = {each.name: each.facts["arms"] for each in page.planned}
+    arms = {each.name: each.facts["arms"] for each in page.planned}
     pairs = []
     for worth in page.worths:
         before = first.get((worth.part, worth.setting))
-        if not before or worth.runs == before.runs:
-            continue
-        if not (worth.censored or before.censored):
-            sign = -1 if taken_out[worth.setting][worth.part]["taken_out"] else 1
+        has_both = before and worth.runs > before.runs
+        if has_both and not (worth.censored or before.censored):
+            sign = -1 if arms[worth.setting][worth.part]["taken_out"] else 1
             row = {"part": worth.part, "setting": worth.setting, "first": before.log_worth}
             pairs.append(row | {"both": worth.log_worth, "sign": sign})
     if not pairs:
