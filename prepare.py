@@ -41,7 +41,7 @@ import numpy as np
 from common import files
 from common.commands import command
 from common.configurator import PositiveInt, build, load
-from common.errors import UserError, folded, printable, run
+from common.errors import UserError, folded, nearest, printable, run
 from tokens import downloads, ngrams, sources, token_files
 from tokens.documents import find_files, open_input
 from tokens.sources import FORMER, HUB, NAMED, SHAKESPEARE
@@ -145,7 +145,7 @@ def check_name(name):
         fix = f"run `python -m extras.tasks {name.removeprefix(token_files.TASK)}`"
         raise UserError("tasks have a command of their own", name, fix)
     if not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
-        fix = "use letters, digits, - and _, at most 200 bytes"
+        fix = "use letters, digits, - and _, at most 200 bytes; name a text with --input=FILE"
         raise UserError(f"{name!r} is not a valid dataset name", "name", fix)
 
 
@@ -167,7 +167,7 @@ def check_request(name, config, folder):
     if name in FORMER:
         fix = f"run `python prepare.py {name} --input={FORMER[name]}`"
         raise UserError(f"{name} is read from the hub by its address", "--input", fix)
-    fix = f"add --input=TEXTFILE, or choose from {', '.join(NAMED)}"
+    fix = nearest(name, NAMED) or f"add --input=TEXTFILE, or choose from {', '.join(NAMED)}"
     raise UserError(f"{name} is not a known dataset", "--input", fix)
 
 
@@ -374,7 +374,7 @@ def main(argv):
     if config.list:
         return print_list(config.data_dir)
     if len(words) != 1:
-        fix = "run `python prepare.py NAME`; --list prints the names that are known"
+        fix = "run `python prepare.py NAME`, with --input=FILE for your own text; see --list"
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
     meta = prepare(words[0], **vars(config))
     tokenizer = config.tokenizer

@@ -19,7 +19,7 @@ if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from common import early
-from common.commands import runnable
+from common.commands import command, in_lines
 from common.errors import printable, run, tell
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
@@ -59,8 +59,7 @@ def run_one(sweep, start=runs.run_local):
         with closing(StopRequest()) as stop:
             completed = complete(sweep, stop, start)
         if not completed:
-            command = printable(runnable(sweep.command), keep="\n")
-            text = f"stopped and saved; the same command continues:\n{command}"
+            text = f"stopped and saved; the same command continues:\n{in_lines(sweep.command)}"
             if tell(text, sys.stdout):  # it refuses the text
                 tell(text)  # on stderr
             return stop.status
@@ -114,7 +113,7 @@ def print_commands(sweep, jobs):
     """Print the command of one run of each arm, and the number of the others."""
     shown = [job for job in report_jobs(sweep, most=1) if job.key not in sweep.rows]
     for job in shown:
-        print(printable(runnable(job.command()), keep="\n"))
+        print(command("train.py", *job.arguments()))
     more = len(jobs) - len(shown)
     if more:
         say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")

@@ -60,6 +60,12 @@ def command(program, *arguments, launcher=None):
     return " \\\n".join(lines)
 
 
+def in_lines(text):
+    """A command `python ...`, written as by `command`."""
+    words = [word for word in shlex.split(text)[1:] if word != "-m"]
+    return command(*words)
+
+
 def runnable(text):
     """A text whose commands `python ...` and `pip install ...` run when they are pasted."""
 

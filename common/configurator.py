@@ -212,7 +212,8 @@ def read_file(path, scope, known, renamed):
         frames = traceback.extract_tb(error.__traceback__)
         line = [frame.lineno for frame in frames if frame.filename == path][-1]
         what = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(what, f"{path}:{line}", "correct this line") from None
+        fix = "correct this line, unless the file is for another script"  # which has other keys
+        raise UserError(what, f"{path}:{line}", fix) from None
 
     values = {}
     for key, line in assigned.items():

@@ -152,6 +152,9 @@ def read(argv):
     if len(names) != 1:
         fix = 'python -m extras.attention_map RUN --start="First Citizen:"'
         raise UserError("name one model", "command line", fix)
+    if idle := given.typed.keys() & SampleConfig().drawing().keys():
+        what = f"{min(idle)} changes nothing: no text is drawn"
+        raise UserError(what, "command line", "leave it out")
     return build(MapConfig, given.values), build(SampleConfig, given.values), names[0]
 
 

@@ -154,6 +154,9 @@ def read(argv):
     names = given.words
     if not names:
         raise UserError("name a model", "command line", "python -m extras.score RUN --text=FILE")
+    if idle := given.typed.keys() & SampleConfig().drawing().keys():
+        what = f"{min(idle)} changes nothing: no text is drawn"
+        raise UserError(what, "command line", "leave it out")
     return build(ScoreConfig, given.values), build(SampleConfig, given.values), names
 
 

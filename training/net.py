@@ -34,7 +34,6 @@ def check_tokens(settings, tokenizer):
     if settings.folder is None:
         return
     known = tokenizer_from_json(settings.tokenizer, settings.folder / "tokenizer.json")
-    check_vocabulary(settings.model["vocab_size"], known.vocab_size, settings.config)
     if not same_tokens(known, tokenizer):
         dataset = settings.config.dataset
         what = f"the token ids of {dataset} stand for other text than in this run"
@@ -75,7 +74,10 @@ def new_model_config(settings, vocab_size):
     the MLP width at which it costs as much as its base."""
     config = settings.config
     values = {"vocab_size": vocab_size} | settings.model | {"model": config.model}
-    check_vocabulary(values["vocab_size"], vocab_size, config)
+    if values["vocab_size"] < vocab_size:
+        what = f"vocab_size={values['vocab_size']} is below the data's {vocab_size}"
+        fix = "prepare the text with the model's tokenizer, or remove vocab_size"
+        raise UserError(what, f"dataset={config.dataset}", fix)
     made = configure(values)
     if not isinstance(made, VariantConfig):
         return made
@@ -94,14 +96,6 @@ def new_model_config(settings, vocab_size):
         raise UserError(str(error), f"match={config.match}", "remove match") from None
     say(f"match {config.match}: mlp_width {width}, {residual:+.2f} % from the base {config.model}")
     return replace(made, mlp_width=width)
-
-
-def check_vocabulary(known, needed, config):
-    """Raise UserError if a model with `known` tokens cannot read data with `needed`."""
-    if known < needed:
-        what = f"the model's vocab_size={known} is below the data's {needed}"
-        fix = "prepare the text with the model's tokenizer, or remove vocab_size"
-        raise UserError(what, f"dataset={config.dataset}", fix)
 
 
 # ---------------------------------------------------------------- as it is trained

@@ -61,8 +61,13 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
     if os.path.exists(out_dir / "lock"):  # False for a name that is too long
         lock_run(out_dir).close()
     steps = checkpoint.steps(out_dir)
-    if steps and not resuming and not overwrite:
-        raise UserError("out_dir already contains a run", where, USED)
+    if steps and not resuming:
+        if not overwrite:
+            raise UserError("out_dir already contains a run", where, USED)
+        for path in out_dir.iterdir():
+            if path.is_dir() and path.name not in IN_PLACE:
+                what = "overwriting moves the whole of out_dir, and this is not part of the run"
+                raise UserError(what, path, "move it elsewhere, or choose another --out_dir")
     there = [out_dir / name for name in WRITTEN if os.path.lexists(out_dir / name)]
     if there and not steps and not has_our_config(out_dir):
         what = "this is not from train.py, which may replace it"

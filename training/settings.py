@@ -126,8 +126,15 @@ RESOLVED = ("device", "dtype", "compile")
 ONE_START = ("versions", "overwrite", "eval_only", "split", "out_dir", "allow_data_change")
 # Keys of the state that evaluations set. They are cleared when other tokens are evaluated.
 EVALUATED = ("best_val_loss", "best_bits_per_byte", "best_step", "evaluated")
-# Keys of nanoGPT and of earlier versions that have another name here.
+# Keys of nanoGPT, of earlier versions and of other libraries that have another name here.
 RENAMED = {
+    "lr": "use --learning_rate",
+    "steps": "use --max_iters",
+    "epochs": "use --max_iters, in steps",
+    "bs": "use --batch_size",
+    "bf16": "use --dtype=bfloat16",
+    "fp16": "use --dtype=float16",
+    "resume": "use --init_from=resume",
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
     "check": "leave it out: python -m extras.doctor checks machine, data and model",

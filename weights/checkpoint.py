@@ -103,9 +103,9 @@ def best_of(out_dir):
 def runs_beside(out_dir):
     """The names of the run folders in the folder of a missing one, the six newest of them."""
     try:
-        found = Path(out_dir).parent.glob("*/ckpt")
+        found = [path for path in Path(out_dir).parent.glob("*/ckpt") if steps(path.parent)]
         newest = sorted(found, key=os.path.getmtime, reverse=True)
-    except (OSError, ValueError):  # it may have just been removed, or no path has this name
+    except (OSError, ValueError, UserError):  # just removed, or no path has this name
         return ""
     return ", ".join(str(path.parent) for path in newest[:6])
 
@@ -118,6 +118,9 @@ def find(out_dir, which="latest"):
     present = checkpoints(out_dir)
     if not present:
         fix = f"train first, or name {runs_beside(out_dir) or 'another run folder'}"
+        folder = Path(out_dir).absolute()
+        if folder.parent.name == "ckpt" and folder.name.isdecimal():  # a checkpoint itself
+            fix = f"name its run: --out_dir={folder.parent.parent} --checkpoint={int(folder.name)}"
         raise UserError("no checkpoint here", where, fix)
 
     if which == "latest":  # not from the file `latest`, which is out of date after a kill

@@ -62,14 +62,9 @@ def texts_of(scores):
     }
 
 
-def steps_table(page):
-    """The changes from GPT-2 to LLaMA in the planned settings of either base."""
-    return steps_of(page.rows) if page.answers else None
-
-
 def steps_of(rows):
-    """The same from rows of worths.csv: the changes one by one, together, and what they would be
-    together if they multiplied."""
+    """The changes from GPT-2 to LLaMA in the planned settings of either base, from rows of
+    worths.csv: one by one, together, and what they would be together if they multiplied."""
     rows = rows[rows["planned"] == 1]
     shown = {change: rows[rows["part"] == part] for change, part in CHANGES.items()}
     *five, _ = CHANGES.values()
@@ -219,7 +214,7 @@ def published_table(page):
 TABLES = {
     "scores": scores_table,
     "factors": factors_table,
-    "steps": steps_table,
+    "steps": lambda page: steps_of(page.rows) if page.answers else None,
     "passes": passes_table,
     "published": published_table,
     "plan": plan_table,

@@ -200,10 +200,9 @@ def test_a_dry_run_tells_and_writes_nothing(drive, data_dir, out, capsys, monkey
     assert "mlp_width is set so that each arm costs what the base does (--match=params)" in printed
     assert not out.exists() and wanted in printed and "and 30 more runs" in printed
     lines = printed.splitlines()
-    commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
-    assert len(commands) == 7  # one for each arm, the base and its copy
+    assert printed.count("python train.py") == 7  # one for each arm, the base and its copy
     assert "warm-up" not in printed
-    assert max(len(line) for line in lines if line not in commands) <= 80
+    assert max(len(line) for line in lines if len(line.split()) > 2) <= 80  # one word stays whole
     what = [ROPE, "--warmup_iters=2", "--lr_grid=[0.5, 1]", "--seeds=5"]
     assert ablate.ablate(*arguments(data_dir, out, *what), dry_run=True) is None
     printed = " ".join(capsys.readouterr().out.split())

@@ -59,7 +59,7 @@ def test_every_kind_of_command_names_it(capsys, tmp_path):
     meta = {"name": "book", "splits": dict.fromkeys(("train", "val"), {"tokens": 9000})}
     prepare.print_training(meta, "data")
     prepare.print_list(tmp_path)
-    job = SimpleNamespace(arm="a", key="a", command=lambda: "python train.py --seed=1")
+    job = SimpleNamespace(arm="a", key="a", arguments=lambda: ["--seed=1"])
     ablate.report_jobs, kept = lambda sweep, most: [job], ablate.report_jobs
     ablate.print_commands(SimpleNamespace(rows={}), [job])
     ablate.report_jobs = kept

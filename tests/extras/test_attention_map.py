@@ -75,6 +75,7 @@ def test_attention_is_written_as_a_picture(runs, tmp_path, capsys):
         (0, ["--layer=2"], "layer=2"),
         (1, ["--context=17"], "context=17"),  # GPT-2 has positions for 16
         (0, ["second"], "name one model"),
+        (0, ["--temperature=3"], "temperature changes nothing"),
     ],
 )
 def test_mistakes(runs, number, more, words):

@@ -181,6 +181,8 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
         (["run", "--start=a b"], "run `python sample.py .*'--start=a b' --out_dir=run`"),
         (["--out_dir=nowhere"], "no checkpoint here.*nowhere.*name run"),
+        (["--out_dir=run/ckpt/000150"], "name its run: --out_dir=.*/run --checkpoint=150"),
+        (["--prompt=a"], "prompt is not a key here.*use --start"),
         (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
     ],
     ids=str,

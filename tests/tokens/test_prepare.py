@@ -83,8 +83,10 @@ LONG = "x" * 300
     "name, options, words",
     [
         ("mybook", {}, ["not a known dataset", "--input=TEXTFILE", "shakespeare_char"]),
+        ("shakespear_char", {}, ["did you mean shakespeare_char"]),
         ("mybook", {"input": "none.txt"}, ["no such file", "--input=none.txt"]),
         ("../x", {"input": "book.txt"}, ["not a valid dataset name"]),
+        ("book.txt", {}, ["not a valid dataset name", "--input=FILE"]),
         (LONG, {"input": "book.txt"}, ["not a valid dataset name", "200 bytes"]),
         ("mybook", {"input": "book.txt", "vocab_size": 300}, ["add --tokenizer=bpe"]),
         ("mybook", {"field": "body"}, ["--field", "--input="]),
@@ -269,7 +271,8 @@ def test_command_line(book, capsys):
     assert f"preparing {Path('sets/mybook').absolute()}\n" in out and "sha256" in out
     assert "  vocabulary: 256 bytes\n  train.bin  " in out
     assert load_meta("sets/mybook")["vocab_size"] == 256
-    assert "takes the name of one dataset" in message(prepare.main, ["mybook", "other"])
+    said = message(prepare.main, ["mybook", "other.txt"])
+    assert "takes the name of one dataset" in said and "--input=FILE for your own text" in said
     assert "extras.tasks NAME --seed" in message(prepare.main, ["task:copy", "--seed=3"])
 
 

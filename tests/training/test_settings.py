@@ -182,6 +182,7 @@ def test_another_vocabulary_is_never_trained_into(data_dir, start, resume, tmp_p
         (["--dataset=nowhere"], "prepare.py nowhere"),
         (["--vocab_size=5"], "vocab_size=5 is below the data's"),
         (["--eval_iters=5"], "eval_tokens"),
+        (["--steps=5"], "use --max_iters"),
         (["--init_from=nowhere/at-all"], "nowhere/at-all"),
         (["--init_from=gone", "--dataset=not-prepared"], "init_from=gone"),  # before the text
         (["--init_from=resume"], "no checkpoint here"),
