@@ -214,21 +214,21 @@ def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, monkeypatch, more, w
 
 
 def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
-    run = ready(data_dir, tmp_path, "--dtype=float16")
+    run = ready(data_dir, tmp_path, "--dtype=float16", "--mlp=moe", "--moe_balance=bias")
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
-    before = {name: p.clone() for name, p in run.model.named_parameters()}
+    before = {name: p.clone() for name, p in run.model.state_dict().items()}
     skipped = 0
     while not math.isfinite(train.train_step(run)[1]):
         skipped += 1
         assert run.scaler.get_scale() == 2.0 ** (40 - skipped)
-        assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+        assert all(torch.equal(before[name], p) for name, p in run.model.state_dict().items())
         assert not any(optimizer.state for optimizer in run.optimizers)
     assert skipped > 3 and run.step == skipped + 1
-    assert not all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
-    scale = run.scaler.get_scale()
+    assert not all(torch.equal(before[name], p) for name, p in run.model.state_dict().items())
+    run.scaler.update(2.0**10)  # far from an overflow
     for _ in range(2):
         train.train_step(run)
-    assert run.scaler.get_scale() == 2 * scale  # three steps without an overflow
+    assert run.scaler.get_scale() == 2.0**11  # three steps without an overflow
 
 
 def test_float16_resumed_is_uninterrupted(start, resume, tmp_path, monkeypatch):
