@@ -161,7 +161,7 @@ def replacing(folder, stops):
         recover(folder)
     if before and fingerprint(before) != fingerprint(load_meta(folder)):
         what = f"this replaced the dataset made from {before.get('source')}, which had other tokens"
-        more = "runs that trained on it resume only with --allow_data_change"
+        more = "its runs resume with --allow_data_change, if token ids still mean the same"
         print(folded(f"  NOTE: {what}: {more}; another name keeps both"))
 
 
