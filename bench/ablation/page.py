@@ -261,7 +261,7 @@ def write(config, folders, out):
             write_file(out / f"{key}.png", figures.saved(figure, "png", dpi=150))
     reports = [os.path.relpath(report.write_report(s), out) for s in sections]
     values = values_of(page, pictures, reports)
-    write_file(out / "worths.csv", page.rows.to_csv(index=False, float_format="%.5g"))
+    write_file(out / "worths.csv", page.rows.to_csv(index=False, float_format="%.7g"))
     for name in ("index.html", "index.md"):
         write_file(out / name, report.render(f"{name}.j2", **values))
     return out / "index.html"

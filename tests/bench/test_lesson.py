@@ -72,7 +72,7 @@ def test_what_the_pages_say_in_words(table):
     """The sentences of the lesson and of README that the rows could contradict."""
     worth = {part: rows.worth for part, rows in table[table.planned == 1].groupby("part")}
     rope, *four = [worth[part] for part in list(lesson.CHANGES.values())[:5]]
-    assert "RoPE helped in every setting" in README and "costs under a fifth of the" in README
+    assert "RoPE helped in every setting" in README and "cost under a fifth of the" in README
     assert (rope > 1).all() and "RoPE, which helped in every setting" in PAGE
     for each in four:
         mean = np.exp(np.log(each).mean())
