@@ -156,8 +156,8 @@ def mla(mixer, x, where):
     """One query, one head and one key at a time."""
     (B, T), D, R = x.shape[:2], mixer.width, mixer.key_width
     y = x.new_zeros(B, T, mixer.n_head, D)
-    turns, theta = mixer.config.position == "rope", mixer.config.rope_theta
-    frequencies = [theta ** (-2 * n / R) if turns else 0.0 for n in range(R // 2)]
+    width = int(R * mixer.config.rope_fraction) if mixer.config.position == "rope" else 0
+    frequencies = [mixer.config.rope_theta ** (-2 * n / width) for n in range(width // 2)]
     for b, h, i in itertools.product(range(B), range(mixer.n_head), range(T)):
         q = mixer.wq(x[b, i])[h * (D + R) : (h + 1) * (D + R)]
         scores, seen = [], []
@@ -165,10 +165,10 @@ def mla(mixer, x, where):
             down = mixer.wd(x[b, j])
             latent, shared = rmsnorm(mixer.latent_norm, down[: mixer.rank]), down[mixer.rank :]
             up = mixer.wu(latent)[2 * h * D : 2 * (h + 1) * D]
-            score = q[:D] @ up[:D]
+            score = q[:D] @ up[:D] + q[D + width :] @ shared[width:]
             for n, frequency in enumerate(frequencies):
-                pair = complex(q[D + n], q[D + n + R // 2])
-                pair *= complex(shared[n], -shared[n + R // 2])
+                pair = complex(q[D + n], q[D + n + width // 2])
+                pair *= complex(shared[n], -shared[n + width // 2])
                 score = score + (pair * cmath.exp(1j * (i - j) * frequency)).real
             scores.append(score / math.sqrt(D + R))
             seen.append(up[D:])

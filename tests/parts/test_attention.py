@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
 from helpers.variants import close, config, randomised, tokens
-from parts import costs
 from parts.cache import KVCache
 from parts.mla import LatentAttention
 from parts.part import short_convs
@@ -37,9 +36,8 @@ def outputs(model, theirs, monkeypatch, window=0, angles_twice=True):
     x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     ours = mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, Shared()))
 
-    angles = [
-        part[:, 0].double() for part in model.wpe.angles(pos, getattr(mixer, "key_width", None))
-    ]
+    angles = model.wpe.angles(pos, getattr(mixer, "key_width", None))
+    angles = [part[:, 0].double() for part in angles]
     if angles_twice:  # for the second half of a head, too
         angles = [torch.cat((part, part), -1) for part in angles]
     hidden = torch.full((9, 9), -torch.inf, dtype=torch.float64)
@@ -250,6 +248,8 @@ def test_the_weights_have_a_dropout_of_their_own(mixer):
 
     assert changed(attn_dropout=0.5) and changed(dropout=0.5)
     assert not changed(dropout=0.5, attn_dropout=0.0)
+    for more in (dict(attn_softcap=2.0), dict(position="t5")):
+        assert mixer == "mla" or changed(attn_dropout=0.5, **more)
 
 
 def test_which_layers_a_key_acts_in():
@@ -265,18 +265,15 @@ def test_which_layers_a_key_acts_in():
     def read(**arm):
         return [getattr(mixer, "kv_layer", None) for mixer in mixers(kv_shared_by=2, **arm)]
 
+    latent, delta = mixers(mixer="mla,gated_delta", n_embd=64)  # widths that no key gives
+    assert (latent.rank, latent.key_width, delta.shape) == (16, 8, (4, 8, 16))
+    both = mixers(n_layer=4, attn_extra="value_embed,value_residual", mixer=hybrid)
+    assert [hasattr(mixer, "value_table") for mixer in both] == [False, True, False, True]
+    assert [hasattr(mixer, "share") for mixer in both] == [False, False, False, True]
     assert read(n_layer=5) == [0, 0, 2, 2, 4]
     assert read(n_layer=6, mixer="mamba2,attention") == [None, 1, None, 1, None, 5]
-    mlps = [
-        block.mlp
-        for block in Variant(config("llama", dict(mixer=hybrid, conv_sites="mlp_output"))).blocks
-    ]
-    assert all(short_convs(mlp) for mlp in mlps)
-
-
-def test_shared_keys_and_values_are_held_once():
-    held = [costs.kv_bytes(config("llama", arm), 64) for arm in ({}, dict(kv_shared_by=2))]
-    assert held[0] == 2 * held[1]
+    c = config("llama", dict(mixer=hybrid, conv_sites="mlp_output"))
+    assert all(short_convs(block.mlp) for block in Variant(c).blocks)
 
 
 def copied(x):
@@ -325,9 +322,10 @@ def test_no_mask_is_made_where_no_layer_reads_one():
         assert cache.mask.shape == (1, 1, 10, 20)
 
 
-def test_a_windows_memory_grows_with_the_text():
+@pytest.mark.parametrize("window", [0, 1000])
+def test_a_memory_grows_with_the_text(window):
     """A short prompt takes no more than it would without the window, and the text is the same."""
-    c = config("llama", dict(window=1000, block_size=2000))
+    c = config("llama", dict(window=window, block_size=2000))
     model, x, cache, sizes = randomised(c), tokens(c, 2, 300), KVCache(spare=7), []
     for a, b in itertools.pairwise([0, 20, 21, 90, 91, 200, 300]):
         model(x[:, a:b], cache=cache)

@@ -74,6 +74,8 @@ def test_dropout_drops_whole_rows():
     assert torch.equal(found, found[..., :1].expand_as(found))
     assert found.unique().tolist() == [0, 2, 4, 6]
     assert torch.equal(embed.eval()(torch.zeros(*idx.shape, 16), idx), torch.full_like(found, 3))
+    assert embedding(dropout=0.5)[0].dropout.p == 0.5
+    assert embedding(dropout=0.5, ngram_dropout=0.0)[0].dropout.p == 0
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -13,9 +13,11 @@ from parts.variant import Variant
 
 
 FLEX = [
-    dict(window=5, full_every=2),
+    dict(window=5, full_every=2, attn_softcap=2.0),  # another mask in each layer
     dict(block_local=6),
     dict(position="alibi", window=7, attn_softcap=2.0, n_kv_head=2),
+    dict(window=5, attn_extra="sink"),
+    dict(window=5, mixer="differential"),
 ]
 
 
@@ -35,7 +37,7 @@ def test_flex_attention_is_attention(arm, monkeypatch):
         monkeypatch.setattr(fast_attention, "compiled_on_gpu", lambda x: True)
         monkeypatch.setattr(fast_attention, "flex_attention", counted)
         torch.testing.assert_close(model(idx, idx)[0], plain, atol=1e-4, rtol=1e-4)
-    assert len(calls) == (1 if "full_every" in arm else 2)
+    assert len(calls) == (0 if {"attn_extra", "mixer"} & {*arm} else 2)  # it knows no such scores
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ MIXED = [
     dict(mixer="differential", n_kv_head=2, head_dim=6),
     dict(mixer="mla", position="none", rope_head_dim=4, latent_rank=7),
     dict(mixer="mla", head_dim=6),
+    dict(mixer="mla", rope_head_dim=8, rope_fraction=0.5),
 ]
 
 

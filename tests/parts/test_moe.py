@@ -14,6 +14,7 @@ from helpers.runs import arguments, equal, weights
 from helpers.variants import close, config, randomised, tokens
 from parts import costs, moe
 from parts.moe import MoE, after_step, expert_by_expert, in_one_kernel, statistics
+from parts.part import short_convs
 from parts.variant import Variant
 from training.description import used_parameters
 from training.optim import Muon, make_optimizers
@@ -212,10 +213,8 @@ def test_the_bias_moves_against_the_load():
     model(x, y)
     counts = mlp.tally[:-2].clone()
     after_step(model)
-    expected = [
-        math.copysign(0.001, counts.mean() - n) if n != counts.mean() else 0 for n in counts
-    ]
-    assert mlp.bias.tolist() == pytest.approx(expected) and len(set(mlp.bias.tolist())) > 1
+    expected = 0.001 * (counts.mean() - counts).sign()  # 0 where it has just the mean load
+    assert mlp.bias.tolist() == pytest.approx(expected.tolist()) and len(mlp.bias.unique()) > 1
     assert mlp.tally.abs().sum() == 0
     before = mlp.bias.clone()
     model.eval()(x, y)  # an evaluation counts nothing
@@ -246,11 +245,17 @@ def test_one_rank_or_several_move_the_bias_alike():
 def test_total_and_active_parameters():
     """test_costs.py counts all of them."""
     sizes = dict(n_layer=3, n_embd=64, n_head=4, vocab_size=50, multiple_of=16)
-    arm = dict(mlp="moe", n_experts=10, top_k=3, shared_experts=1, mlp_width=24)
+    arm = dict(mlp="moe", n_experts=10, top_k=3, shared_experts=1, mlp_width=24, bias="all")
     c, dense = config("llama", sizes | arm), config("llama", sizes)
-    assert costs.parameters(c) - costs.active_parameters(c) == 3 * 7 * (3 * 64 * 24)
+    assert costs.parameters(c) - costs.active_parameters(c) == 3 * 7 * (3 * 64 * 24 + 2 * 24 + 64)
     assert costs.active_parameters(dense) == costs.parameters(dense)
     assert used_parameters(Variant(c)) == costs.active_parameters(c)
+    ngrams = config("llama", dict(embed="ngram", ngram_rows=50, ngram_width=5))
+    assert costs.parameters(ngrams) - costs.active_parameters(ngrams) == 3 * 49 * 5
+    # What the layer has once, its shared expert does not have again.
+    shared = Variant(config("llama", arm | dict(dropout=0.1, conv_sites="mlp_input")))
+    shared = shared.blocks[0].mlp.shared
+    assert shared.dropout.p == 0 and not short_convs(shared)
     # As wide as a dense MLP divided by the experts that a token uses: 176 / 4, up to 8.
     assert costs.mlp_width(config("llama", sizes | arm | dict(mlp_width=None))) == 48
 

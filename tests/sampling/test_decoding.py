@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.progression import progression, trained
+from helpers.texts import tiny_bpe
 from helpers.variants import ARMS, config, name
 from sample import probabilities, steps
 from sampling.reader import ragged
@@ -98,6 +99,13 @@ def test_extreme_settings_are_still_probabilities(key, value):
     assert torch.allclose(p.sum(-1), torch.ones(2)) and (p >= 0).all()
 
 
+def test_probabilities_are_those_of_the_token_drawn():
+    sample = Sample("", [], ByteTokenizer(), explain=True)
+    sample.add(3, LOGITS[0])  # at temperature 1, whatever it was drawn at
+    assert math.exp(sample.logprobs[0]) == pytest.approx(0.3)
+    assert sample.top[0][:2] == [(1, pytest.approx(0.4)), (3, pytest.approx(0.3))]
+
+
 def test_stop_is_never_shown_in_part_and_cuts_where_it_first_appears():
     sample = Sample("", [], ByteTokenizer(), stop="abac")
     shown = [sample.add(token, None) for token in b"xababac"]
@@ -109,3 +117,5 @@ def test_stop_is_never_shown_in_part_and_cuts_where_it_first_appears():
     assert "".join([*shown, sample.end()]) == "aéa" == sample.text
     sample = Sample("", [], ByteTokenizer())
     assert [sample.add("é".encode()[0], None), sample.end()] == ["", "�"]
+    sample = Sample("", [], tiny_bpe(), stop="\n")
+    assert sample.add(259, None) == sample.text == ""  # a token of two line ends

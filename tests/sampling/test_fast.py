@@ -212,6 +212,8 @@ def test_where_compiling_fails_it_is_said_and_eager_serves(monkeypatch, tmp_path
     plain = trained("llama")
     fast, how = prepare(copy.deepcopy(plain), compile=True)
     assert "eager (compiling failed: RuntimeError it does not work)" in how
+    paths = {inference.artefact(plain, dtype) for dtype in ("float32", "int8")}
+    assert len(paths) == 2  # the one is not read for the other
     idx = torch.tensor([[1]])
     torch.testing.assert_close(fast(idx, cache=KVCache())[0], plain(idx, cache=KVCache())[0])
 

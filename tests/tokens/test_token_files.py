@@ -45,6 +45,7 @@ def change_split(folder, split, **entries):
 
 
 def test_load_split(folder):
+    assert [token_files.dtype_name(size) for size in (65536, 65537)] == ["uint16", "uint32"]
     tokens = load_split(folder, "train", 99)
     assert isinstance(tokens, np.memmap) and len(tokens) == 100 and tokens[8] == 1
     with pytest.raises(ValueError):
