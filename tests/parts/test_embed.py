@@ -68,13 +68,12 @@ def test_at_first_it_is_token_to_the_last_bit(width):
 
 @torch.no_grad()
 def test_dropout_drops_whole_rows():
-    embed, idx = embedding(ngram_dropout=0.5)
+    embed, idx = embedding(dropout=0.5)
     torch.nn.init.ones_(embed.tables)
     found = embed.train()(torch.zeros(*idx.shape, 16), idx)  # each row kept counts 2
     assert torch.equal(found, found[..., :1].expand_as(found))
     assert found.unique().tolist() == [0, 2, 4, 6]
     assert torch.equal(embed.eval()(torch.zeros(*idx.shape, 16), idx), torch.full_like(found, 3))
-    assert embedding(dropout=0.5)[0].dropout.p == 0.5
     assert embedding(dropout=0.5, ngram_dropout=0.0)[0].dropout.p == 0
 
 

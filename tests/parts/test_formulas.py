@@ -188,10 +188,14 @@ def test_a_word_without_a_reference_is_named(monkeypatch):
         test_a_word_is_its_formula("mlp", "mish")
 
 
-def test_low_rank_starts_like_a_full_matrix():
+def test_low_rank_starts_like_a_full_matrix_and_numbers_as_in_their_papers():
     torch.manual_seed(0)
     c = config("llama", dict(low_rank=32, n_embd=256))
     blocks = Variant(c).blocks
     for layer, expected in ((blocks[0].attn.wq, 0.02), (blocks[0].mlp.down, 0.01)):
         product = layer.v.weight @ layer.u.weight
         assert product.std().item() == pytest.approx(expected, rel=0.05)
+    model = Variant(config("llama", dict(norm="dyt", attn_extra="value_residual", residual="mhc")))
+    names = ("norm_f.alpha", "blocks.1.attn.share", "blocks.1.residual.connections.0.strength")
+    starts = [model.get_parameter(name).mean().item() for name in names]
+    assert starts == pytest.approx([0.5, 0.5, 0.01])

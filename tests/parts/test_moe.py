@@ -244,18 +244,16 @@ def test_one_rank_or_several_move_the_bias_alike():
 
 def test_total_and_active_parameters():
     """test_costs.py counts all of them."""
-    sizes = dict(n_layer=3, n_embd=64, n_head=4, vocab_size=50, multiple_of=16)
+    sizes = dict(n_layer=3, n_embd=64, n_head=4, vocab_size=50, multiple_of=16, dropout=0.1)
     arm = dict(mlp="moe", n_experts=10, top_k=3, shared_experts=1, mlp_width=24, bias="all")
-    c, dense = config("llama", sizes | arm), config("llama", sizes)
+    c, dense = config("llama", sizes | arm, conv_sites="mlp_input"), config("llama", sizes)
     assert costs.parameters(c) - costs.active_parameters(c) == 3 * 7 * (3 * 64 * 24 + 2 * 24 + 64)
     assert costs.active_parameters(dense) == costs.parameters(dense)
     assert used_parameters(Variant(c)) == costs.active_parameters(c)
     ngrams = config("llama", dict(embed="ngram", ngram_rows=50, ngram_width=5))
     assert costs.parameters(ngrams) - costs.active_parameters(ngrams) == 3 * 49 * 5
-    # What the layer has once, its shared expert does not have again.
-    shared = Variant(config("llama", arm | dict(dropout=0.1, conv_sites="mlp_input")))
-    shared = shared.blocks[0].mlp.shared
-    assert shared.dropout.p == 0 and not short_convs(shared)
+    shared = Variant(c).blocks[0].mlp.shared
+    assert shared.dropout.p == 0 and not short_convs(shared)  # the layer has them once
     # As wide as a dense MLP divided by the experts that a token uses: 176 / 4, up to 8.
     assert costs.mlp_width(config("llama", sizes | arm | dict(mlp_width=None))) == 48
 

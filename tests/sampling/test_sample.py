@@ -64,7 +64,7 @@ RULE = "---------------\n"
 def test_greedy_text_is_the_language(out_dir, tmp_path, capsys):
     run(out_dir, start="shall sp", max_new_tokens=10, **GREEDY)
     assert capsys.readouterr().out.startswith("shall speak no mor")
-    (tmp_path / "prompt.txt").write_text("of r", encoding="utf-8")
+    (tmp_path / "prompt.txt").write_text("of r", encoding="utf-8-sig")
     run(out_dir, start=f"FILE:{tmp_path / 'prompt.txt'}", max_new_tokens=4, **GREEDY)
     assert capsys.readouterr().out.startswith("of rome ")
 

@@ -17,7 +17,7 @@ from helpers.runs import arguments, losses, two_ranks
 from helpers.texts import message, tiny_bpe
 from prepare import prepare
 from sample import generate
-from tokens import token_files
+from tokens import data, token_files
 from tokens.answers import SPEAKERS, chat_pairs, preference
 from tokens.documents import open_input
 from tokens.pairs import PairBatches, Pairs
@@ -324,6 +324,9 @@ def test_bits_per_byte_counts_the_bytes_of_the_answers(pairs_dir, tmp_path):
     sums = train.evaluate(run, train_split, 0)
     bits = mean_loss(sums) / math.log(2) * (1 + len(answers) / sum(map(len, answers)))
     assert f", {bits:.4f} bits per byte" in terminal.split_line(run, train_split, sums)
+    part = ready(pairs_dir, tmp_path, "--block_size=100", "--eval_tokens=40").data
+    factors = [data.bits_per_byte(part.splits["val"], part.tokenizer, n) for n in (40, 0)]
+    assert part.bits_per_byte == factors[0] != factors[1]  # of what an evaluation scores
 
 
 def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path):

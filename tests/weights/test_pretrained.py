@@ -188,7 +188,7 @@ def test_a_sample_begins_with_bos_and_ends_with_any_of_the_stops(model, monkeypa
         assert sample.write_text(torch.nn.Linear(1, 1), tokenizer, "the king") == " Rome"
 
 
-@pytest.mark.parametrize("kind", ["mistral", "codeparrot"])
+@pytest.mark.parametrize("kind", ["mistral", "codeparrot", "llama3"])
 def test_trained_exported_and_read_again(kind, made, tmp_path):
     """The sample at the end does not begin with the name of a token; an export has the same tokens
     with the same meaning, for transformers and for us."""
@@ -207,6 +207,7 @@ def test_trained_exported_and_read_again(kind, made, tmp_path):
     assert config["bos_token_id"] == ours.start
     assert config["eos_token_id"] == (stops if len(stops) > 1 else stops[0])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.model_max_length == 16  # the run's block_size
     assert theirs.eos_token_id == stops[0] and (bos is None or theirs.bos_token_id == bos)
     assert theirs("no more 5").input_ids == tokenizer.prompt("no more 5")
     assert theirs.decode(stops, skip_special_tokens=True) == ""
