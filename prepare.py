@@ -167,7 +167,8 @@ def check_request(name, config, folder):
     if name in FORMER:
         fix = f"run `python prepare.py {name} --input={FORMER[name]}`"
         raise UserError(f"{name} is read from the hub by its address", "--input", fix)
-    fix = nearest(name, NAMED) or f"add --input=TEXTFILE, or choose from {', '.join(NAMED)}"
+    near = nearest(name, NAMED) or f"choose from {', '.join(NAMED)}"
+    fix = f"add --input=TEXTFILE for a text of your own; {near}"
     raise UserError(f"{name} is not a known dataset", "--input", fix)
 
 

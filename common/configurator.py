@@ -212,7 +212,7 @@ def read_file(path, scope, known, renamed):
         frames = traceback.extract_tb(error.__traceback__)
         line = [frame.lineno for frame in frames if frame.filename == path][-1]
         what = f"{type(error).__name__}: {one_line(error)}"
-        fix = "correct this line, unless the file is for another script"  # which has other keys
+        fix = "correct this line, or give the file to the script that it is for"
         raise UserError(what, f"{path}:{line}", fix) from None
 
     values = {}

@@ -80,11 +80,8 @@ class SampleConfig:
 OF_TEXT = ["max_new_tokens", "stop", "temperature", "top_k", "top_p", "min_p"]
 OF_TEXT += ["repetition_penalty", "seed", "context", "skip_unknown"]
 
-RENAMED = {  # keys of other libraries
-    "prompt": "use --start",
-    "max_length": "use --max_new_tokens",
-    "max_tokens": "use --max_new_tokens",
-}
+# Keys of other libraries.
+RENAMED = {"prompt": "use --start", "max_tokens": "use --max_new_tokens"}
 MOVED = {  # a key that sample.py had: (the command that has it now, the key's name there)
     "serve": ("extras.serve", ""),
     "port": ("extras.serve", "port"),

@@ -65,7 +65,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         if not overwrite:
             raise UserError("out_dir already contains a run", where, USED)
         for path in out_dir.iterdir():
-            if path.is_dir() and path.name not in IN_PLACE:
+            if path.is_dir() and path.name not in ("ckpt", "tensorboard"):
                 what = "overwriting moves the whole of out_dir, and this is not part of the run"
                 raise UserError(what, path, "move it elsewhere, or choose another --out_dir")
     there = [out_dir / name for name in WRITTEN if os.path.lexists(out_dir / name)]

@@ -137,7 +137,6 @@ RENAMED = {
     "resume": "use --init_from=resume",
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
-    "check": "leave it out: python -m extras.doctor checks machine, data and model",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
     "decay_lr": "use --schedule=constant --warmup_iters=0",
     "wandb_log": "use --log=wandb",

@@ -118,9 +118,9 @@ def find(out_dir, which="latest"):
     present = checkpoints(out_dir)
     if not present:
         fix = f"train first, or name {runs_beside(out_dir) or 'another run folder'}"
-        folder = Path(out_dir).absolute()
-        if folder.parent.name == "ckpt" and folder.name.isdecimal():  # a checkpoint itself
-            fix = f"name its run: --out_dir={folder.parent.parent} --checkpoint={int(folder.name)}"
+        folder = Path(out_dir)
+        if folder.parent.name == "ckpt":  # a checkpoint itself
+            fix = f"name its run, {folder.parent.parent}; this is its step {folder.name}"
         raise UserError("no checkpoint here", where, fix)
 
     if which == "latest":  # not from the file `latest`, which is out of date after a kill

@@ -30,7 +30,6 @@ OWNED = ["seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data
 STATED = ["dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"]
 STATED += ["device", "compile"]
 MOVED = ("engine", "emit", "sbatch")  # keys that extras/cluster.py has
-MORE_SEEDS = "plan all --seeds, or run more in another --out_dir, with --first_seed"
 
 
 @dataclass
@@ -109,8 +108,7 @@ def read(argv, usage):
     --also names, or one for the sweep itself."""
     print_help(argv, usage, [AblateConfig])
     moved = f"type {shlex.join(['python', '-m', 'extras.cluster', *argv])}"
-    gone = dict.fromkeys(MOVED, moved) | {"looks": MORE_SEEDS}
-    given = load(argv, ALL, usage, scope, RENAMED | gone)
+    given = load(argv, ALL, usage, scope, RENAMED | dict.fromkeys(MOVED, moved))
     if given.words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {given.words[0]}", "command line", fix)

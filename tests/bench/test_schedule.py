@@ -93,8 +93,6 @@ def test_a_sweep_keeps_the_seeds_that_it_planned_and_fixes_no_margin_afterwards(
         drive(ROPE, "--seeds=3", "--first_seed=5")
     with pytest.raises(UserError, match=r"first_seed=5, and .*\(first_seed=4\)"):
         drive(ROPE, "--seeds=2", "--first_seed=4")
-    with pytest.raises(UserError, match=r"looks.*--first_seed"):
-        drive(ROPE, "--seeds=2", "--looks=2")
     assert drive(ROPE, "--seeds=2", "--first_seed=5", "--curve=[0.5]") == 0
     assert plans.plan(out)["margin"] is None
 

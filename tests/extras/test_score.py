@@ -58,6 +58,8 @@ def test_the_scores_of_two_models(runs, tmp_path, capsys):
         score.main(argv)
     with pytest.raises(UserError, match="nowhere.txt"):
         score.main([runs[0], "--text=nowhere.txt"])
+    with pytest.raises(UserError, match="seed changes nothing: no text is drawn"):
+        score.main([*argv, "--seed=3"])
 
 
 def test_colours_follow_the_surprise_and_the_text_is_whole():

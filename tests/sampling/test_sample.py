@@ -180,8 +180,8 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
         (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
         (["run", "--start=a b"], "run `python sample.py .*'--start=a b' --out_dir=run`"),
-        (["--out_dir=nowhere"], "no checkpoint here.*nowhere.*name run"),
-        (["--out_dir=run/ckpt/000150"], "name its run: --out_dir=.*/run --checkpoint=150"),
+        (["--out_dir=nowhere"], "no checkpoint here.*nowhere.*name run$"),
+        (["--out_dir=run/ckpt/000150"], "name its run, run; this is its step 000150"),
         (["--prompt=a"], "prompt is not a key here.*use --start"),
         (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
     ],
@@ -189,6 +189,7 @@ def test_odd_but_allowed(out_dir, capsys):
 )
 def test_mistakes(out_dir, more, words, capsys, monkeypatch):
     monkeypatch.chdir(out_dir.parent)  # so that the run folder stands beside the missing one
+    (out_dir.parent / "unfinished/ckpt").mkdir(parents=True, exist_ok=True)  # is no run
     with pytest.raises(UserError) as caught:
         run(out_dir, *more)
     assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)

@@ -88,10 +88,10 @@ def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     assert re.search(words, message(start, "run", "--max_iters=2"))
     start("run", "--max_iters=2 --overwrite --seed=5")
     assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
-    (tmp_path / "run/other").mkdir()
-    words = "overwriting moves the whole of out_dir.*run/other"
+    (tmp_path / "run/runs").mkdir()
+    words = "overwriting moves the whole of out_dir.*run/runs"
     assert re.search(words, message(start, "run", "--max_iters=2 --overwrite"))
-    (tmp_path / "run/other").rmdir()
+    (tmp_path / "run/runs").rmdir()
     for name in ("log.jsonl", "log.csv", "latest", "best"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text("mine")
