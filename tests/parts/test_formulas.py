@@ -199,3 +199,9 @@ def test_low_rank_starts_like_a_full_matrix_and_numbers_as_in_their_papers():
     names = ("norm_f.alpha", "blocks.1.attn.share", "blocks.1.residual.connections.0.strength")
     starts = [model.get_parameter(name).mean().item() for name in names]
     assert starts == pytest.approx([0.5, 0.5, 0.01])
+    wide = dict(n_embd=256, vocab_size=300)
+    model = Variant(config("llama", wide | dict(position="t5", attn_extra="value_embed")))
+    spreads = [model.wpe.weight.std(), model.blocks[1].attn.value_table.std()]
+    differential = Variant(config("llama", wide | dict(mixer="differential"))).blocks[1].attn
+    spreads.append(torch.cat(differential.vectors()).std())
+    assert [spread.item() for spread in spreads] == pytest.approx([1 / 16, 0.02, 0.1], rel=0.2)

@@ -125,6 +125,8 @@ def test_text_needs_no_package(tree, monkeypatch):
 def test_what_the_rows_hold_decides():
     write("a.jsonl", jsonl([{"text": "a", "prompt": "b", "answer": "c"}]))
     assert texts_in("a.jsonl") == ["a"]
+    write("a.csv", "\ufefftext\na\n")  # as Excel writes it
+    assert texts_in("a.csv") == ["a"]
 
 
 LABELLED = [{"text": "one", "label": 1, "score": 0.5}, {"text": "two", "label": 0, "score": 2.0}]
