@@ -39,7 +39,7 @@ from common import configurator
 from common.runtime import find_device, seed_for, set_up
 from sampling.prompts import chat_prompt, fit, note, read_prompts, show, show_cut, shown
 from sampling.reader import Reader, ragged
-from sampling.settings import OF_TEXT, RENAMED, SampleConfig, moved
+from sampling.settings import OF_TEXT, RENAMED, SampleConfig
 from sampling.text import Sample
 from weights.checkpoint import find, open_run
 
@@ -387,8 +387,7 @@ def build_config(values):
 
 
 def main(argv):
-    # moved: a key that another command has now is refused, with that command to paste.
-    given = configurator.load(argv, [SampleConfig], __doc__, renamed=RENAMED | moved(argv))
+    given = configurator.load(argv, [SampleConfig], __doc__, renamed=RENAMED)
     if given.words:
         word = given.words[0]
         fix = "write --key=value"

@@ -1,6 +1,5 @@
 """The settings of sample.py: SampleConfig declares each key once."""
 
-import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,35 +81,3 @@ OF_TEXT += ["repetition_penalty", "seed", "context", "skip_unknown"]
 
 # Keys of other libraries.
 RENAMED = {"prompt": "use --start", "max_tokens": "use --max_new_tokens"}
-MOVED = {  # a key that sample.py had: (the command that has it now, the key's name there)
-    "serve": ("extras.serve", ""),
-    "port": ("extras.serve", "port"),
-    "score": ("extras.score", "text"),
-    "attention": ("extras.attention_map", "out"),
-    "layer": ("extras.attention_map", "layer"),
-    "draft": ("extras.speculative", "draft"),
-    "knn": ("extras.knn write", "store"),
-    "compare": ("extras.compare_texts", ""),
-}
-
-
-def moved(argv):
-    """{key that has moved: the whole command to use instead}, with the values in argv."""
-    given = {}
-    for word in argv:
-        key, _, value = word.removeprefix("--").partition("=")
-        given[key] = value
-    found = [key for key in MOVED if key in given]
-    if not found:
-        return {}
-
-    command, _ = MOVED[found[0]]
-    names = given.get("compare") or given.get("out_dir") or given.get("init_from") or "out"
-    words = names.split(",")
-    for key, value in given.items():
-        if key in ("out_dir", "init_from"):
-            continue
-        module, name = MOVED.get(key, (command, key))
-        if module == command and name:
-            words.append(f"--{name}={value}" if value else f"--{name}")
-    return dict.fromkeys(MOVED, f"python -m {command} {shlex.join(words)}")

@@ -5,7 +5,8 @@ A row is valid for its configuration, its data, torch's version, and the fingerp
 numbers that fingerprint.py computes. OUT/fingerprints.jsonl stores a fingerprint for each arm, with
 an id, which rows carry as their code_hash. Code that gives the same numbers, up to the rounding of
 another machine, has the same id, however it was moved, renamed or rewritten. Code that gives other
-numbers gets another id. A line holds
+numbers gets another id. How far rounding moves a number is measured: by twins, which start from
+weights that differ in the last bit. A line holds
 
     id, arm     as in rows.jsonl                        values   the arm's keys of train.py
     kind        of the data, which the numbers need     numbers  what fingerprint.compute returns
@@ -36,6 +37,8 @@ NAME = "fingerprints.jsonl"
 KEYS = {"id": str, "arm": str, "values": dict, "kind": str, "numbers": dict}
 TOLERANCE = 1e-4  # of a loss, in nats, and of a norm, as a share of it
 OF_A_MOMENT = 5e-3  # of the norm of an optimizer's moment, which two kinds of CPU gave 1e-3 apart
+OF_TWINS = 10  # times as far as the twins of a fingerprint are from it
+AT_MOST = 10  # times the tolerances, however far the twins are
 OF_A_FORM = 5e-3  # of everything, of the steps in another form
 LOSSES = ("loss", "evaluation")  # quantities in nats
 NOISE = 1e-5  # a gradient this small beside the others is rounding: a bias that softmax cancels
@@ -71,9 +74,10 @@ def configuration(values):
 # ---------------------------------------------------------------- two fingerprints
 
 
-def differences(old, new, tolerance=TOLERANCE):
+def differences(old, new, tolerance=TOLERANCE, twins=()):
     """A text for each quantity of two fingerprints that differs by more than the tolerance, with
-    the place where it differs most."""
+    the place where it differs most. twins: fingerprints of the new code whose first weights differ
+    in the last bit. A number that is far from theirs may be far from the old one."""
     found = []
     for quantity in old:
         before = flat(old[quantity])
@@ -82,11 +86,15 @@ def differences(old, new, tolerance=TOLERANCE):
             noise = rounding(old["norms"]) | rounding(new["norms"])
             before = without(before, noise)
             after = without(after, noise)
+        relative = quantity not in LOSSES
+        others = [flat(twin.get(quantity, {})) for twin in twins]
         worst = 0.0
         text = ""
         for place, a, b in pairs(before, after):
             allowed = max(tolerance, OF_A_MOMENT) if ", moment " in place else tolerance
-            off = distance(a, b, relative=quantity not in LOSSES) / allowed
+            rounded = max((distance(b, o.get(place, b), relative) for o in others), default=0.0)
+            allowed = max(allowed, min(OF_TWINS * rounded, AT_MOST * allowed))
+            off = distance(a, b, relative) / allowed
             if off > worst:
                 worst = off
                 text = f"{quantity} {place} {a} -> {b}"
@@ -182,14 +190,18 @@ def line_of(arm, values, kind, numbers):
     }
 
 
-def recognise(known, new):
+def recognise(known, new, twins_of=None):
     """(the line of an arm, [text] of the quantities that changed). The line is the stored one of
     this configuration that agrees with the new one, the arm's own before another arm's; or the new
-    one. known: by_configuration of the stored lines."""
+    one. known: by_configuration of the stored lines. twins_of: fingerprint.twins, where this code
+    can be run."""
     lines = known.get(digest([configuration(new["values"]), new["kind"]]), [])
     changed = []
     for line in sorted(lines, key=lambda line: line["arm"] != new["arm"]):
         changed = differences(line["numbers"], new["numbers"])
+        if changed and twins_of:
+            twins = twins_of(new["values"], new["kind"])
+            changed = differences(line["numbers"], new["numbers"], twins=twins)
         if not changed:
             if line["arm"] == new["arm"]:
                 return line, []

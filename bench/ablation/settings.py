@@ -1,6 +1,5 @@
 """The settings of a sweep, and the reading of its command line."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -29,7 +28,6 @@ OWNED = ["seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data
 # Keys of train.py that each command of a sweep states, even at their defaults.
 STATED = ["dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"]
 STATED += ["device", "compile"]
-MOVED = ("engine", "emit", "sbatch")  # keys that extras/cluster.py has
 
 
 @dataclass
@@ -107,8 +105,7 @@ def read(argv, usage):
     """Read a command line and its config files. Returns [SweepSettings]: one for each column that
     --also names, or one for the sweep itself."""
     print_help(argv, usage, [AblateConfig])
-    moved = f"type {shlex.join(['python', '-m', 'extras.cluster', *argv])}"
-    given = load(argv, ALL, usage, scope, RENAMED | dict.fromkeys(MOVED, moved))
+    given = load(argv, ALL, usage, scope, RENAMED)
     if given.words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {given.words[0]}", "command line", fix)

@@ -349,7 +349,7 @@ def identify(arms, data, out_dir, show):
         values = {"vocab_size": data["vocab_size"]} | arm.values
         numbers = fingerprint.compute(values, data["kind"])
         new = identity.line_of(arm.name, values, data["kind"], numbers)
-        line, changed = identity.recognise(known, new)
+        line, changed = identity.recognise(known, new, fingerprint.twins)
         arm.code_hash = line["id"]
         if line not in lines:
             lines.append(line)

@@ -210,12 +210,6 @@ def test_a_dry_run_tells_and_writes_nothing(drive, data_dir, out, capsys, monkey
     assert "the warm-up is 2 of 4 steps" in printed
 
 
-@pytest.mark.parametrize("flag", ["--emit=slurm", "--engine=ray", "--sbatch=--partition=gpu"])
-def test_flags_of_clusters_name_the_command_that_has_them(drive, out, flag):
-    with pytest.raises(UserError, match=r"extras\.cluster .*" + flag):
-        drive("--design=leave_one_in", flag)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is here")
 def test_a_device_that_is_not_here_is_refused(drive, out):
     with pytest.raises(UserError, match="cuda"):

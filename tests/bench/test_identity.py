@@ -233,6 +233,43 @@ def test_a_moment_differs_more_between_two_kinds_of_cpu():
     assert len(identity.differences(old, new)) == 1
 
 
+def test_a_number_may_differ_as_far_as_rounding_moves_it():
+    old = line_of("llama/small", "adamw")["numbers"]
+    new = copy.deepcopy(old)
+    new["gradient norm"][6] *= 1.0006
+    twin = copy.deepcopy(new)
+    twin["gradient norm"][6] *= 1.0002
+    assert identity.differences(old, new, twins=[new, new]) == identity.differences(old, new) != []
+    assert identity.differences(old, new, twins=[new, twin]) == []
+    new["gradient norm"][5] *= 1.0006  # where the twins agree
+    twin["gradient norm"][5] = new["gradient norm"][5]
+    assert identity.differences(old, new, twins=[twin])[0].startswith("gradient norm of step 5")
+    new = copy.deepcopy(old)
+    new["gradient norm"][6] *= 1.002  # too far for any twins
+    assert len(identity.differences(old, new, twins=[twin | {"gradient norm": [9.0] * 8}])) == 1
+
+
+def test_twins_start_from_weights_that_differ_in_the_last_bit():
+    values = line_of(*ARMS["adamw"])["values"] | {"n_layer": 1, "n_embd": 16, "n_head": 1}
+    numbers = fingerprint.compute(values)
+    twins = fingerprint.twins(values)
+    assert len({json.dumps(twin["loss"] + twin["gradient norm"]) for twin in twins}) > 1
+    for twin in twins:
+        assert twin["norms"] != numbers["norms"]
+        assert identity.differences(twin, numbers) == []
+    # They excuse a difference of the size of rounding when rows are recognised, and no other.
+    line = identity.line_of("base", values, "text", numbers)
+    known = identity.by_configuration([line])
+    for factor, same in ((1.0003, True), (1.01, False)):
+        new = copy.deepcopy(line)
+        new["numbers"]["gradient norm"][3] *= factor
+        other = copy.deepcopy(new["numbers"])
+        other["gradient norm"][3] *= 1.0001
+        _, changed = identity.recognise(known, new, lambda *_: [other])
+        assert (changed == []) == same
+        assert identity.recognise(known, new)[1]
+
+
 def test_an_arm_takes_the_id_of_the_fingerprint_that_agrees(planned, monkeypatch, capsys):
     monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [number]})
     ids = []

@@ -196,28 +196,6 @@ def test_mistakes(out_dir, more, words, capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    "words, command",
-    [
-        ("--out_dir=R --serve", "extras.serve R"),
-        ("--serve --port=8001 --compare=R,S --top_k=5", "extras.serve R S --port=8001 --top_k=5"),
-        ("--out_dir=R --score=a.txt --jsonl", "extras.score R --text=a.txt --jsonl"),
-        ("--compare=R,S --score=a.txt", "extras.score R S --text=a.txt"),
-        (
-            "--out_dir=R --attention=m.png --layer=2 --start=a",
-            "extras.attention_map R --out=m.png --layer=2 --start=a",
-        ),
-        ("--draft=lookup --init_from=gpt2", "extras.speculative gpt2 --draft=lookup"),
-        ("--knn=store --out_dir=R", "extras.knn write R --store=store"),
-        ("--compare=R,S --num_samples=1", "extras.compare_texts R S --num_samples=1"),
-    ],
-)
-def test_a_flag_that_moved_is_answered_by_the_command_to_paste(words, command):
-    with pytest.raises(UserError) as caught:
-        sample.main(words.split())
-    assert str(caught.value).endswith(f": python -m {command}")
-
-
 # ---------------------------------------------------------------- many prompts, programs, stop
 
 
