@@ -20,7 +20,6 @@ import contextlib
 import csv
 import glob
 import gzip
-import importlib
 import io
 import os
 import sys
@@ -106,7 +105,9 @@ def opened(path):
         if packed == ".gz":
             stream = gzip.open(path)  # noqa: SIM115 (closed below)
         elif packed == ".zst":
-            raw = needed("pyarrow", path).input_stream(str(path), compression="zstd")
+            import pyarrow  # here, since only these files need it
+
+            raw = pyarrow.input_stream(str(path), compression="zstd")
             stream = io.BufferedReader(raw)
         else:
             stream = open(path, "rb")  # noqa: SIM115 (closed below)
@@ -116,15 +117,6 @@ def opened(path):
         reason = getattr(error, "strerror", None)
         what = f"cannot read: {reason}" if reason else f"the file is damaged: {one_line(error)}"
         raise UserError(what, path, "make it readable, or copy it again") from None
-
-
-def needed(package, where):
-    """A package that only some inputs need."""
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        name = package.partition(".")[0]
-        raise UserError(f"this needs the package {name}", where, f"pip install {name}") from None
 
 
 def flaw_of(head):
@@ -162,7 +154,9 @@ def read_text(path):
 
 def parquet_rows(path, columns):
     """Yield (where it is, row as a dictionary) of a .parquet file."""
-    table = needed("pyarrow.parquet", path).ParquetFile(path)
+    from pyarrow import parquet  # here, since only these files need it
+
+    table = parquet.ParquetFile(path)
     number = 0
     for batch in table.iter_batches(1024, columns=columns):
         for row in batch.to_pylist():
