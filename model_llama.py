@@ -158,7 +158,7 @@ class Llama(nn.Module):
         |----------------------------|------------------------------------------------------------|
         | wo, down (residual writes) | N(0, 0.02 / sqrt(2 n_layer)), so that their sum stays O(1) |
         | every other matrix         | N(0, 0.02)                                                 |
-        | norm weights, biases       | 1, 0                                                       |
+        | norm weights               | 1                                                          |
         """
         for name, p in self.named_parameters():
             if name.endswith(("wo.weight", "down.weight")):
@@ -166,7 +166,7 @@ class Llama(nn.Module):
             elif p.dim() == 2:
                 nn.init.normal_(p, 0.0, 0.02)
             else:
-                nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
+                nn.init.ones_(p)
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
         """

@@ -146,10 +146,10 @@ def draw(p, generators):
 # ---------------------------------------------------------------- texts
 
 
-def write_samples(model, tokenizer, wanted, config, show=lambda piece: None, sampler=None):
+def write_samples(model, tokenizer, wanted, config, on_text=lambda piece: None, sampler=None):
     """Write one Sample for each of `wanted`, [(prompt, sample number), ...], in one batch. The
-    random draws of a sample depend on its own prompt and number alone. show: called with each piece
-    of text as it is written. sampler: another function to call in place of `steps`."""
+    random draws of a sample depend on its own prompt and number alone. on_text: called with each
+    piece of text as it is written. sampler: another function to call in place of `steps`."""
     explain = config.jsonl or config.show_probs
     ids = [tokenizer.prompt(prompt) for prompt, _ in wanted]
     samples = []
@@ -165,11 +165,11 @@ def write_samples(model, tokenizer, wanted, config, show=lambda piece: None, sam
         tokens = step.token.flatten().tolist()
         for sample, token, logits in zip(samples, tokens, step.logits, strict=True):
             if not sample.done:
-                show(sample.add(token, logits))
+                on_text(sample.add(token, logits))
         if all(sample.done for sample in samples):
             break
     for sample in samples:
-        show(sample.end())
+        on_text(sample.end())
     return samples
 
 
@@ -214,10 +214,10 @@ class Opened(NamedTuple):
     prompts: list  # texts, as this tokenizer can read them
 
 
-def open_weights(name, step, device):
+def open_weights(name, checkpoint, device):
     """(model in evaluation mode, tokenizer, description) of a run or of pretrained weights."""
     if Path(name, "ckpt").is_dir():
-        model, tokenizer, trained, state = open_run(name, step, device)
+        model, tokenizer, trained, state = open_run(name, checkpoint, device)
         return model, tokenizer, f"{trained['model']} after {state['step']} steps, from {name}"
     from weights.hf import open_pretrained
 

@@ -318,7 +318,7 @@ def evaluate(run, split, limit, stop=None, name=""):
         inputs = [to_device(array, runtime.device) for array in arrays]
         with runtime.autocast():
             value = scored(*inputs, measured=bool(split.measures))  # for pairs
-        # A row for each batch of the group, 0 where another rank scored it: the ranks add them up.
+        # Counts of 0, where another rank scores a batch, make its row 0. The ranks add rows up.
         for rank, (_, y, *_) in enumerate(group):
             values.append(value)
             counts.append(split.counts(y) if rank == runtime.rank else (0, 0))
@@ -397,7 +397,8 @@ def train(run, log, stop):
     if stop.status and (run.saved != run.step or clock.is_new):
         save(run)
     complete = run.step >= run.config.max_iters and not evaluation_due(run)
-    return None if complete else stop.status, clock.median_speed()
+    status = None if complete else stop.status
+    return status, clock.median_speed()
 
 
 def evaluation_due(run):

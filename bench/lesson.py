@@ -45,7 +45,7 @@ def answer():
     """What the first table of the page of the answer says of each change."""
     first, _, _ = ANSWER.read_text(encoding="utf-8").partition("\n## ")
     rows = [line.strip("| ").split(" | ") for line in first.splitlines() if line.startswith("| ")]
-    shown = [["change", "helped in", "worth on average", "chance in a new setting"]]
+    shown = [["change", "helped in", "worth on average", "chance that it helps elsewhere"]]
     *five, _ = CHANGES.items()
     for change, part in five:
         mine = [row for row in rows if row[0].startswith(f"[{part}]")]

@@ -225,7 +225,7 @@ class KVCache:
         self.layers = {}  # {number of a layer, or "embed": its state}
         self.length = 0  # tokens read so far, padding included
         self.peak = 0  # the largest length so far
-        self.slots = None  # (B or 1, capacity) positions of all tokens there is room for
+        self.positions = None  # (B or 1, capacity) positions of all tokens there is room for
         self.pos = None  # (B or 1, T) positions of the tokens last announced
         self.kpos = None  # (B or 1, S) positions of all tokens read so far
         self.needs_mask = False
@@ -247,11 +247,12 @@ class KVCache:
         start = self.length
         self.length += idx.size(1)
         self.peak = max(self.peak, self.length)
-        if self.slots is None or self.slots.size(1) < self.length:
-            slots = torch.arange(capacity(self.length), device=idx.device)[None]  # (1, capacity)
+        if self.positions is None or self.positions.size(1) < self.length:
+            most = capacity(self.length)
+            positions = torch.arange(most, device=idx.device)[None]  # (1, capacity)
             pad = None if self.pad is None else self.pad.to(idx.device)[:, None]
-            self.slots = slots if pad is None else slots - pad  # (B or 1, capacity)
-        self.kpos = self.slots[:, : self.length]  # (B or 1, S), below 0 is padding
+            self.positions = positions if pad is None else positions - pad  # (B or 1, capacity)
+        self.kpos = self.positions[:, : self.length]  # (B or 1, S), below 0 is padding
         # Padding has position 0 as a query; as a key it is masked.
         self.pos = self.kpos[:, start:].clamp(min=0)
 

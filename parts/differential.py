@@ -33,7 +33,8 @@ class Differential(Attention):
     paired = True
 
     def __init__(self, config, layer):
-        super().__init__(SimpleNamespace(**vars(config) | WITHOUT), layer)
+        values = vars(config) | WITHOUT
+        super().__init__(SimpleNamespace(**values), layer)
         self.start = 0.8 - 0.6 * math.exp(-0.3 * layer)  # a
         self.lambda_q1 = nn.Parameter(torch.empty(self.head_dim))
         self.lambda_k1 = nn.Parameter(torch.empty(self.head_dim))

@@ -68,7 +68,8 @@ class LatentAttention(Mixer):
         q, past = self.compressed(x, where)  # past (B, 1, T, L + R)
         mask = None
         if cache is not None:
-            past, _, mask = cache.update(past, past[..., :0])  # (B, 1, S, L + R)
+            no_values = past[..., :0]  # the latent stands for keys and values
+            past, _, mask = cache.update(past, no_values)  # (B, 1, S, L + R)
 
         if cache is not None and T == 1 and type(self.wu) is Linear:  # not in int8, nor low_rank
             y = self.absorbed(q, past, mask)

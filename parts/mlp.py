@@ -39,6 +39,7 @@ class PlainMLP(FeedForward):
     @classmethod
     def of(cls, paper, act):
         """The class of one word: an MLP with the activation `act` of this paper."""
+        # type(name, parents, attributes) makes a class, as a `class` statement does.
         return type(cls.__name__, (cls,), {"act": staticmethod(act), "paper": paper})
 
     @classmethod

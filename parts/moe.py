@@ -145,7 +145,8 @@ class MoE(FeedForward):
             y = grouped(rows, matrices, counts)
             return y if bias is None else y + bias[expert].type_as(y)
 
-        y = tokens[order // self.top_k]  # (N k, C)
+        token = order // self.top_k  # (N k) whose choice it is: token t made t k .. t k + k - 1
+        y = tokens[token]  # (N k, C)
         y = self.act(mapped(y, self.gate, self.gate_bias), mapped(y, self.up, self.up_bias))
         y = mapped(y, self.down, self.down_bias)  # (N k, C)
         y = y[order.argsort()].view(*shares.shape, -1)  # (N, k, C), token by token

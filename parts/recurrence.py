@@ -77,7 +77,9 @@ class StateMixer(Mixer):
 
         S = S if cache.states is None else cache.last()
         spare = cache.cache.spare  # the last tokens, which the cache must be able to forget
-        prefix = T - spare if max(1, spare) < T else 0  # the tokens before them; none if T is 1
+        prefix = max(0, T - spare)  # the tokens before them
+        if T == 1:
+            prefix = 0
         outputs = []
         states = []
         if prefix:

@@ -126,8 +126,8 @@ class Hyper(Plain):
     def read(self, x, number, where):
         return self.connections[number].read(x)
 
-    def add(self, x, *outputs):
-        x, write = x
+    def add(self, stream, *outputs):
+        x, write = stream  # as `read` returned them: (B, T, n, C), (B, T, n, 1)
         for y in outputs:
             x = x + write * y[..., None, :]
         return x

@@ -110,7 +110,7 @@ def beside(says, word):
     theirs = WORDS[says]
     if theirs == word:
         return "the same here"
-    return "opposite" if {theirs, word} == {"helps", "hurts"} else "not confirmed here"
+    return "opposite" if {theirs, word} == {"helps", "hurts"} else "differs here"
 
 
 def multiple(value, low, high):
