@@ -4,6 +4,7 @@ train.py.
 """
 
 import csv
+import io
 import math
 import re
 import shlex
@@ -128,7 +129,7 @@ def rows_of(path):
     if "\0" in text:
         raise UserError("this is not a text in UTF-8", path, "save the table as a .csv in UTF-8")
     if path.suffix.lower() == ".jsonl":
-        for number, line, row in files.json_lines(text.splitlines()):
+        for number, line, row in files.json_lines(text.split("\n")):
             if isinstance(row, dict):
                 yield number, row
             elif line.strip():
@@ -143,7 +144,7 @@ def rows_of_cells(path, text):
     header = text.partition("\n")[0]
     own = DELIMITERS[path.suffix.lower()]
     delimiter = max([own, ",", ";", "\t"], key=header.count)
-    reader = csv.reader(text.splitlines(), delimiter=delimiter, skipinitialspace=True)
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)
     columns = None
     try:
         for cells in reader:

@@ -7,8 +7,9 @@ From texts, or prompt/answer pairs, to the token files of their splits.
 
 A single text is split by position: train, val, test, in nanoGPT's order. Documents are split by a
 hash of their content, a number in [0, 1): test below a bound that falls from 0.05 to 0.01 as the
-corpus grows, val in [0.05, 0.15), train the rest; few documents by their sizes. So a document stays
-in val, or out of it, however many others are added. Pairs are split by their order.
+corpus grows, val in [0.05, 0.15), train the rest; up to 100,000 documents by their sizes, too. So
+of more documents, one stays in val, or out of it, however many others are added. Pairs are split by
+their order.
 """
 
 import hashlib

@@ -72,7 +72,7 @@ class TrainConfig:
     grad_clip: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
-    eval_tokens: NonNegativeInt = 0  # scored of each split, evenly spread; 0 = all, as at the end
+    eval_tokens: NonNegativeInt = 0  # scored of val (0 = all), and of train, at most 32,768
     log_interval: PositiveInt = 10  # steps between reports
     log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
     # instead of training

@@ -318,7 +318,7 @@ def twin_arguments(given):
 
     texts = dict(given.texts)
     if "out_dir" in texts:
-        parent, slash, name = texts["out_dir"].rpartition("/")
+        parent, slash, name = texts["out_dir"].rstrip("/").rpartition("/")
         renamed = f"{name}-{other}"
         if word in name:
             renamed = name.replace(word, other)

@@ -72,6 +72,8 @@ def ladder(config, base):
 def axis(config, base):
     """One arm for each word of the slot `axis`, except the base's own."""
     slot = config.axis
+    if slot is None:
+        raise UserError("no axis is named", "design=axis", "add --axis=SLOT, such as --axis=norm")
     if not words_of(slot):
         slots = [key for key in [*keys(VariantConfig), *TRAINING_AXES] if words_of(key)]
         fix = nearest(slot, slots) or f"choose from {', '.join(slots)}"

@@ -186,6 +186,10 @@ def resolve(values, typed):
     values = shorten_warmup(values, typed)
     if "arms" in typed and "design" not in typed and "axis" not in typed:
         values |= {"design": "arms", "axis": None}  # not the config file's design
+    if "design" in typed and "axis" not in typed and "axis" not in typed["design"].split(","):
+        values |= {"axis": None}  # not the config file's axis
+    if "axis" in typed and "design" not in typed and "arms" not in typed:
+        values |= {"design": "axis", "arms": None}  # not the config file's arms
     if "dataset" in typed:  # a config file's question and prompt are about its own text
         for key in ("question", "prompt"):
             if key not in typed:

@@ -13,6 +13,8 @@ from parts.architectures import configure
 from parts.variant import POSITION
 
 SHAKESPEARE = str(ROOT / "config/ablate_shakespeare.py")
+MINE = arm(mine=dict(norm="rmsnorm"))
+QK_NORMS = ["qk_norm=head", "qk_norm=full"]
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,7 @@ SHAKESPEARE = str(ROOT / "config/ablate_shakespeare.py")
         ([arm(big=dict(n_layer=8))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
         (["--axis=n_layer"], r"no axis n_layer .*: choose from bias, position"),
+        (["--design=axis"], r"no axis is named .*: add --axis=SLOT"),
         (["--axis=positions"], r"no axis positions .*: did you mean position?"),
         (["--curve=[2]"], r"no arms"),
         ([arm(rope=dict(position="rope")), "--screening", "--controls=4"], "controls=4 is not for"),
@@ -122,12 +125,16 @@ def test_arms_on_the_command_line_are_the_question():
         assert read_sweep([SHAKESPEARE, given, "--question=Why?"])[0].question == "Why?"
 
 
-def test_arms_on_the_command_line_win_over_the_design_of_a_config_file():
-    arms = arm(mine=dict(norm="rmsnorm"))
-    for name in ("ablate_shakespeare", "ablate_positions"):
-        path = str(ROOT / "config" / f"{name}.py")
-        config, base = read_sweep([path, "--device=cpu", arms, "--model=gpt2"])
-        made = list_arms(config, base)
-        assert [each.name for each in made][:3] == ["base", "mine", "base again"]
-    config, _ = read_sweep([path, "--device=cpu", arms, "--design=axis,arms"])
-    assert config.designs == ["axis", "arms"]
+@pytest.mark.parametrize(
+    ("name", "given", "arms"),
+    [
+        ("ablate_shakespeare", [MINE], ["mine"]),
+        ("ablate_positions", [MINE, "--model=gpt2"], ["mine"]),
+        ("ablate_positions", [MINE, "--design=arms"], ["mine"]),
+        ("ablate_positions", [MINE, "--axis=qk_norm"], [*QK_NORMS, "mine"]),
+        ("ladder_gpt2_to_llama", ["--axis=qk_norm"], QK_NORMS),
+    ],
+)
+def test_what_is_typed_wins_over_the_arms_of_a_config_file(name, given, arms):
+    config, base = read_sweep([str(ROOT / "config" / f"{name}.py"), "--device=cpu", *given])
+    assert [each.name for each in list_arms(config, base) if not each.curve][1:-1] == arms

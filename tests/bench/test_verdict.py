@@ -180,7 +180,7 @@ def printed(tmp_path, capsys):
         file = tmp_path / name
         if isinstance(text, list):
             file = tmp_path / "runs.jsonl"
-            text = "\n".join(map(json.dumps, text))
+            text = "\n".join(json.dumps(row, ensure_ascii=False) for row in text)
         file.write_text(text)
         verdict.main([str(file), *options])
         return capsys.readouterr().out
@@ -191,7 +191,7 @@ def printed(tmp_path, capsys):
 def test_of_several_rows_of_a_run_the_last_with_a_loss_counts(printed):
     """A log has rows of training too, and the last row of a run may be empty."""
     rows = [{"arm": "baseline", "seed": 1, "loss": 3.0}]
-    for arm, losses in {"baseline": BASE, "mine": LOWER}.items():
+    for arm, losses in {"baseline": BASE, "mi\u2028ne": LOWER}.items():
         for seed, loss in enumerate(losses):
             rows.append({"arm": arm, "seed": seed, "loss": loss, "step": 10})
             rows.append({"arm": arm, "seed": seed, "train_loss": 1.5, "step": 20})
@@ -237,7 +237,8 @@ def test_files_with_the_same_arms_and_seeds_replace_each_other_aloud(tmp_path, c
 
 
 def test_rows_without_a_column_of_seeds_are_runs(printed):
-    rows = [f"{arm},{loss}" for arm in ("baseline", "mine") for loss in BASE]
+    """The name of an arm may hold what only str.splitlines takes for the end of a line."""
+    rows = [f"{arm},{loss}" for arm in ("baseline", "mi\x0cne") for loss in BASE]
     out = printed("\n".join(["arm,loss", *rows]))
     assert "No column seed: each of the 10 rows counts as a run" in out
 

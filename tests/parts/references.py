@@ -31,10 +31,6 @@ def gelu_tanh(x):
     return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def gelu_exact(x):
-    return x / 2 * (1 + math.erf(x / 2**0.5))
-
-
 def clamped_swiglu(gate, up):
     """gpt-oss."""
     gate, up = min(gate, 7.0), max(-7.0, min(up, 7.0))
@@ -81,7 +77,7 @@ def experts(formula):
 MLP = {
     "relu": plain(relu),
     "gelu": plain(gelu_tanh),
-    "gelu_erf": plain(gelu_exact),
+    "gelu_erf": plain(lambda x: x / 2 * (1 + math.erf(x / 2**0.5))),
     "silu": plain(silu),
     "relu2": plain(lambda x: relu(x) ** 2),
     "glu": gated(sigmoid),

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import prepare
-from common.errors import explained
 from helpers.tables import ROWS, TEXTS, jsonl, write
 from helpers.texts import message
 from tokens.documents import find_files, open_input
@@ -120,9 +119,8 @@ def test_text_needs_no_package(tree, monkeypatch):
     assert len(texts_in("src,rows.jsonl")) == 403
     for name in ("a.parquet", "a.jsonl.zst"):
         write(name, "text\nabc\n")
-        with pytest.raises(ModuleNotFoundError) as caught:
+        with pytest.raises(ModuleNotFoundError, match="pyarrow"):
             open_input(name)
-        assert "pip install pyarrow" in explained(caught.value)[1]
 
 
 def test_what_the_rows_hold_decides():

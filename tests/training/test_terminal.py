@@ -20,11 +20,6 @@ from training import description, terminal
 from training.description import model_name, warn_of_epochs
 from training.settings import TrainConfig, read_config, scope
 
-
-def value(argv, key):
-    return getattr(read_config(argv, "").config, key)
-
-
 LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
 PYTHON = ".venv/bin/python"
 
@@ -36,7 +31,7 @@ PYTHON = ".venv/bin/python"
         ([LLAMA, "--n_embd=64"], [GPT2, "--n_embd=64"]),  # with the config's four heads
         ([GPT2, "--n_embd=36"], []),  # heads of odd width, which cannot rotate
         ([LLAMA, "--out_dir=out-small"], [GPT2, "--out_dir=out-small-gpt2"]),
-        ([GPT2, "--out_dir=a/my-gpt2-run"], [LLAMA, "--out_dir=a/my-llama-run"]),
+        ([GPT2, "--out_dir=a/my-gpt2-run/"], [LLAMA, "--out_dir=a/my-llama-run"]),
         ([LLAMA, "--rope_theta=5000"], []),  # a key that GPT-2 does not have
         ([LLAMA, "--model=gpt2"], []),
         (["config/finetune_shakespeare.py"], []),
@@ -49,7 +44,8 @@ def test_the_other_model_is_trained_in_the_same_way(argv, twin):
     given = load(argv, [TrainConfig, VariantConfig], "", scope)
     assert terminal.twin_arguments(given) == twin
     if twin:
-        differ = {key for key in keys(TrainConfig) if value(argv, key) != value(twin, key)}
+        mine, other = (read_config(each, "").config for each in (argv, twin))
+        differ = {key for key in keys(TrainConfig) if getattr(mine, key) != getattr(other, key)}
         assert {"model"} <= differ <= {"model", "out_dir"}
 
 
@@ -115,7 +111,7 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     assert f"reading {ROOT / LLAMA}" in capsys.readouterr().err
     (tmp_path / "config").mkdir()
     (tmp_path / LLAMA).write_text("max_iters = 3000")
-    assert value([LLAMA], "max_iters") == 3000
+    assert read_config([LLAMA], "").config.max_iters == 3000
     with pytest.raises(errors.UserError, match="cannot read the config file"):
         read_config(["config/nowhere.py"], "")
 
