@@ -126,7 +126,7 @@ RESOLVED = ("device", "dtype", "compile")
 ONE_START = ("versions", "overwrite", "eval_only", "split", "out_dir", "allow_data_change")
 # Keys of the state that evaluations set. They are cleared when other tokens are evaluated.
 EVALUATED = ("best_val_loss", "best_bits_per_byte", "best_step", "evaluated")
-# Keys of nanoGPT, of earlier versions and of other libraries that have another name here.
+# Keys of nanoGPT and of other libraries that have another name here.
 RENAMED = {
     "lr": "use --learning_rate",
     "steps": "use --max_iters",
@@ -142,11 +142,6 @@ RENAMED = {
     "wandb_log": "use --log=wandb",
     "wandb_project": "set WANDB_PROJECT in the environment",
     "wandb_run_name": "leave it out: out_dir names the charts, or WANDB_NAME in the environment",
-    "attn_gate": "use --attn_extra=gate_head or gate_element",
-    "attn_sink": "use --attn_extra=sink",
-    "value_residual": "use --attn_extra=value_residual",
-    "value_embed": "use --attn_extra=value_embed",
-    "xsa": "use --attn_extra=xsa",
 }
 
 

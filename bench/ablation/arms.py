@@ -79,15 +79,19 @@ def axis(config, base):
         fix = nearest(slot, slots) or f"choose from {', '.join(slots)}"
         raise UserError(f"no axis {slot}", "axis", fix)
     here = base_model(base)
-    default = getattr(TrainConfig if slot in TRAINING_AXES else here, slot)
+    own = getattr(here, slot, None)
+    if slot in TRAINING_AXES:
+        own = base.get(slot, getattr(TrainConfig, slot))
     arms = []
     for word in words_of(slot):
-        if word == base.get(slot, default):
+        if word == own:
             continue
         if slot == "mlp" and word == "none":  # it has no width to match
             continue
         changes = {slot: word} | needed(slot, word, here)
-        if slot == "rope_scaling" and word != "none":
+        if slot == "rope_scaling" and word == "none":
+            changes |= {"rope_factor": 1.0}
+        elif slot == "rope_scaling":
             changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
         arms.append(Arm(part_name(slot, word), changes))
     return arms

@@ -94,9 +94,7 @@ def print_plan(sweep, jobs):
     steps = sweep.arms[BASE].values["max_iters"]
     warmup = sweep.arms[BASE].values.get("warmup_iters", TrainConfig.warmup_iters)
     if 3 * warmup >= steps:
-        say(
-            f"the warm-up is {warmup} of {steps} steps: the base may learn too little. Train longer"
-        )
+        say(f"the warm-up is {warmup} of {steps} steps: the base may learn little. Train longer")
     say(what_it_shows(sweep))
 
 
@@ -105,13 +103,15 @@ def what_it_shows(sweep):
     seeds = sweep.config.seeds
     counts = sweep.planned_runs()
     control = sum(counts[name] for name in sweep.control_arms())
+    if "ladder" in sweep.config.designs:
+        control = seeds  # of the rung below
     family = len(sweep.judged_arms())
     se = math.sqrt(1 / seeds + 1 / control)
     if sweep.config.screening:
         df = sum(counts.values()) - len(counts)
     else:
         df = seeds + control - 2 if seeds >= power.least_runs(family) else 0
-    what = f"{seeds} runs of an arm beside {control} of the base"
+    what = f"{seeds} runs of an arm beside {control} without its change"
     if seeds < 2 or df < 1:
         return f"{what} decide nothing: give more --seeds"
     level = power.ALPHA / family

@@ -78,8 +78,8 @@ class Sweep:
 
     def run_values(self, arm):
         """The values of an arm's run in this process, with the vocabulary of the dataset."""
-        own = {"vocab_size": self.data["vocab_size"], "device": self.machine.device}
-        return arm.values | own
+        values = {"vocab_size": self.data["vocab_size"]} | arm.values
+        return values | {"device": self.machine.device}
 
     # ------------------------------------------------------------ its plan
 

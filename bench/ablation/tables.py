@@ -109,7 +109,7 @@ def without_empty_columns(table):
 
 
 def verdicts_table(section):
-    """Each change beside the runs of the base and of base again, pooled."""
+    """Each change beside the runs of base and base again, pooled; a rung beside the one below."""
     rows = []
     for row in section.verdicts.to_dict("records"):
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}

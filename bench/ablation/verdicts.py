@@ -73,7 +73,7 @@ def judge(runs, plan):
         arms, others = row["groups"]
         row["all_tried"] = missing.isdisjoint([*arms, *others])
         pools = facts.screening or row["kind"] == "replicate"
-        row |= description(row, runs, losses, curve, plan, pooled if pools else None)
+        row |= description(row, runs, losses, curve, plan, pooled if pools and pooled[1] else None)
     found = screened(judged, facts) if facts.screening else decided(judged, losses, facts)
     failed = set(runs.arm[runs.current & (runs.purpose == "report") & (runs.status == "failed")])
     for row, columns in zip(judged, found, strict=True):
@@ -224,12 +224,13 @@ def look_ahead(judged, facts, pooled):
         return
     sd = float(np.median([row["sd"] for row in spread]))
     n = float(np.median([row["n"] for row in spread]))
+    control = float(np.median([row["n_control"] for row in spread]))
     level = ALPHA / facts.family
     if facts.screening:
-        se = math.sqrt(pooled[0] * (1 / n + 1 / facts.base_n))
+        se = math.sqrt(pooled[0] * (1 / n + 1 / control))
         facts.smallest_visible = power.smallest_visible(se, pooled[1], level)
         return
-    se, df = power.welch(sd, n, facts.base_sd, facts.base_n)
+    se, df = power.welch(sd, n, facts.base_sd, control)
     facts.smallest_visible = power.smallest_visible(se, df, level)
     if facts.margin > 0:
         facts.tie_power = float(power.to_tie(0, se, df, facts.margin, level))

@@ -27,7 +27,7 @@ TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size"
 # A setting gives each of these keys, and perhaps others.
 NEEDED = """
     dataset model n_embd n_layer block_size batch_size max_iters warmup_iters
-    optimizer learning_rate eval_tokens device compile
+    optimizer learning_rate eval_tokens device dtype compile
 """.split()  # noqa: SIM905
 HELD_OUT = "held_out"  # --settings=held_out names all settings of the test
 PREDICTIONS = "predictions.json"  # in out_dir: what is predicted for the settings of the test

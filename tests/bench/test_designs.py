@@ -31,8 +31,10 @@ def test_leaving_one_out_takes_every_part_in_which_the_corners_differ(design, co
 
 
 def test_designs_come_from_the_dictionaries():
-    # The base has that already.
-    assert "bias=none" not in names({"bias": False}, design="leave_one_in")
+    for chosen in (dict(design="leave_one_in"), dict(axis="bias")):  # the base has that already
+        assert "bias=none" not in names({"bias": False}, **chosen)
+    stretched = ARCH["llama"] | dict(model="llama", rope_scaling="linear", rope_factor=8.0)
+    configure(stretched | names(stretched, axis="rope_scaling")["rope_scaling=none"].changes)
     words = {arm.changes["position"] for arm in names(axis="position").values() if arm.changes}
     assert words == set(POSITION) - {"learned"}
     sparse = {"mixtral", "gpt-oss", "deepseek-v3", "qwen3-next", "mamba2"}

@@ -156,7 +156,7 @@ def test_text_explains_the_columns_that_are_there(written, tmp_path, tables_alon
     assert [words for words in explained if words in text_of(tmp_path)] == ["corrected"]
     assert "| what was seen |" in text_of(tmp_path) and "| verdict |" not in text_of(tmp_path)
     for text in (text_of(written), text_of(tmp_path)):
-        assert "replicate" not in text and "the base and of base again, pooled" in text
+        assert "replicate" not in text and "base and base again, pooled" in text
 
 
 def test_pictures_are_files(written):
