@@ -292,7 +292,7 @@ def print_training(meta, data_dir, tokenizer="auto"):
         recipe = PREFERENCES
         script = "extras.preferences"
 
-    if name == "openwebtext":
+    if name == "openwebtext" and not trained:
         words = ["config/llama_124m.py"]
     elif name.startswith(token_files.TASK):
         longest = max(entry["longest"] for entry in meta["splits"].values())
@@ -319,7 +319,7 @@ def sizes(meta, recipe, context):
     block_size = max(1, min(recipe.block_size, most))
     if "longest" in train:
         samples = train.get("preferences", train["pairs"])
-        block_size = min(max(entry["longest"] for entry in splits) - 1, context)
+        block_size = min(max(entry["longest"] for entry in splits) - 1, context, LARGEST_BLOCK)
 
     small = MOST_EPOCHS * samples < recipe.most_rows
     words = []

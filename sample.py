@@ -285,7 +285,7 @@ def fit_prompts(model, tokenizer, texts, config):
         reason = "--context looks further back"
         if context == most_positions(model):
             reason = f"it has positions for {context} only"
-        least = context - context // 2  # the Reader drops half a context at a time
+        least = context + 1 - max(1, context // 2)  # the Reader drops half a context at a time
         note(f"after {context} tokens the model sees only the last {least} to {context} ({reason})")
     if not all(prompts):
         note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
@@ -365,7 +365,7 @@ def converse(opened, config):
     messages = []
     while True:
         try:
-            text = input("> ")
+            text = input("" if config.jsonl else "> ")
         except EOFError:
             return
         messages.append({"role": "user", "content": text})

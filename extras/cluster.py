@@ -86,6 +86,13 @@ def import_ray():
     return ray
 
 
+def threads_of(sweep):
+    """The CPUs of a run: one beside a GPU, whatever this machine has; else as many as here."""
+    if sweep.machine.device_kind == "cuda":
+        return 1
+    return sweep.machine.threads
+
+
 def run_on_ray(jobs, sweep, stop):
     """Run jobs as tasks of a Ray cluster. Yields (job, row) when one ends, as runs.run_local
     does. A run takes `threads` CPUs and, on CUDA, 1/workers of a GPU. Ray restarts a task whose
@@ -100,14 +107,15 @@ def run_on_ray(jobs, sweep, stop):
         row = runs.run_job(runs.Job(**values), Path(stop_file).exists, patience=math.inf)
         return row and row | {"node": ray.get_runtime_context().get_node_id()}
 
+    threads = threads_of(sweep)
     gpus = 1 / (sweep.config.workers or 1) if sweep.machine.device_kind == "cuda" else 0
-    remote = ray.remote(num_cpus=sweep.machine.threads, num_gpus=gpus, max_retries=3)(task)
+    remote = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(task)
     # Ray kills a cancelled task before its run can save, so a file tells the tasks to stop.
     stop_file = Path(sweep.out).absolute() / "stop"
     stop_file.unlink(missing_ok=True)
     pending = {}  # reference of a task: its job
     for job in jobs:
-        job.threads = sweep.machine.threads
+        job.threads = threads
         values = asdict(job) | {"out_dir": str(Path(job.out_dir).absolute())}
         pending[remote.remote(str(ROOT), os.getcwd(), values, str(stop_file))] = job
     try:
@@ -176,7 +184,7 @@ def write_slurm(jobs, sweep, options):
         "#!/bin/bash",
         f"#SBATCH --job-name={sweep.out.name}",
         f"#SBATCH --array=0-{len(jobs) - 1}",
-        f"#SBATCH --cpus-per-task={sweep.machine.threads}",
+        f"#SBATCH --cpus-per-task={threads_of(sweep)}",
         "#SBATCH --signal=B:TERM@60",
         "#SBATCH --requeue",
         f"#SBATCH --output={sweep.out}/slurm-%a.txt",
@@ -186,7 +194,7 @@ def write_slurm(jobs, sweep, options):
     text += [f"#SBATCH {option}" for option in shlex.split(options)]
     text += [
         f"export PATH={python}:$PATH",
-        f"export OMP_NUM_THREADS={sweep.machine.threads}",
+        f"export OMP_NUM_THREADS={threads_of(sweep)}",
         f'eval "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(commands))})"',
     ]
     script = sweep.out / "slurm.sh"

@@ -194,7 +194,7 @@ def check_initial_loss(run):
         logits, loss = model.eval()(x, y)
     model.train()
 
-    logits = logits.double()
+    logits = logits.cpu().double()  # Metal has no float64
     loss = loss.item()
     uniform = math.log(model.config.vocab_size)
     spread = (logits.logsumexp(-1) - logits.mean(-1)).mean().item() - uniform
@@ -269,8 +269,11 @@ def same_weights(run, other):
     """Whether two runs have the same weights. On a CPU, where sums have a fixed order, they must
     agree bit for bit."""
     limit = 0 if run.runtime.device == "cpu" else 100 * rounding(run.runtime)
-    pairs = zip(run.model.parameters(), other.model.parameters(), strict=True)
-    return all((p.double() - q.double()).norm() <= limit * p.double().norm() for p, q in pairs)
+    for parameter, its_twin in zip(run.model.parameters(), other.model.parameters(), strict=True):
+        p = parameter.cpu().double()
+        if (p - its_twin.cpu().double()).norm() > limit * p.norm():
+            return False
+    return True
 
 
 def check_repeat(run):

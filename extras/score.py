@@ -63,7 +63,7 @@ def surprise(model, ids, first, context=None, vocab_size=None):
         logits = model(text[None, start:end])[0][0, done - start :, :vocab_size]
         nats.append(F.cross_entropy(logits.float(), text[done + 1 : end + 1], reduction="none"))
         done = end
-    return torch.cat(nats).double()
+    return torch.cat(nats).cpu().double()  # Metal has no float64
 
 
 def score_text(model, tokenizer, text, context=None, where="text"):

@@ -69,7 +69,7 @@ def model_card(name, architecture, parameters, trained, state):
         max_iters=trained["max_iters"],
         optimizer=trained["optimizer"],
         learning_rate=trained["learning_rate"],
-        loss=loss_of(state, trained.get("eval_tokens")),
+        loss=loss_of(state, trained.get("eval_tokens"), "dpo_beta" in trained),
     )
 
 
@@ -82,7 +82,7 @@ def hub_name(start):
     return None
 
 
-def loss_of(state, eval_tokens):
+def loss_of(state, eval_tokens, of_preferences=False):
     """The validation loss of a checkpoint as a text: it knows its own if that is the lowest.
     eval_tokens: as many tokens were scored at most; 0 or None: all."""
     loss = state["best_val_loss"]
@@ -91,7 +91,8 @@ def loss_of(state, eval_tokens):
     bits = state.get("best_bits_per_byte")
     of_bytes = f", {bits:.4f} bits per byte" if bits is not None else ""
     part = f"at most {eval_tokens:,} tokens of " if eval_tokens else ""
-    text = f"{loss:.4f} nats{of_bytes} on {part}validation data"
+    unit = "(of preferences)" if of_preferences else "nats"
+    text = f"{loss:.4f} {unit}{of_bytes} on {part}validation data"
     best = state["best_step"]
     if best == state["step"]:
         return f"{text}, the lowest of the run"

@@ -207,7 +207,7 @@ def losses(store, states, logits, y):
         near = torch.softmax(-distances / temperature, -1)
         p_knn = (near * (tokens == y[:, None])).sum(1, keepdim=True)  # (n, 1)
         p = weights * p_knn + (1 - weights) * alone  # (n, weights)
-        sums.append(-p.double().log().sum(0))
+        sums.append(-p.cpu().double().log().sum(0))
     return torch.stack(sums)
 
 

@@ -33,6 +33,8 @@ def read(argv):
     if len(names) not in (1, 2):
         fix = "python -m extras.serve RUN [RUN]"
         raise UserError("the page shows one model or two", "command line", fix)
+    if given.values.get("chat"):
+        raise UserError("the page has no conversations", "--chat", "chat with sample.py")
     return build(ServeConfig, given.values), build(SampleConfig, given.values), names
 
 

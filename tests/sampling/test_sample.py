@@ -281,7 +281,7 @@ def test_notes_say_what_matters(out_dir, capsys):
     """The end of the context once; nothing of how tokens are decoded; one sample at temperature
     0."""
     run(out_dir, start="the king", num_samples=2, max_new_tokens=9)
-    seen = "after 16 tokens the model sees only the last 8 to 16"
+    seen = "after 16 tokens the model sees only the last 9 to 16"
     assert capsys.readouterr().err.count(seen) == 1
     run(out_dir, start="the king", temperature=0, max_new_tokens=8)
     printed = capsys.readouterr()
