@@ -110,6 +110,10 @@ def span(rows):
         return DASH
     ends = rows.sort_values("worth").iloc[[0, -1]]
     low, high = [marked(row) for row in ends.to_dict("records")]
+    if (rows.beyond < 0).any():
+        low = f"<{low.removeprefix('<')}"
+    if (rows.beyond > 0).any():
+        high = f">{high.removeprefix('>')}"
     return low if low == high else f"{low} to {high}"
 
 
