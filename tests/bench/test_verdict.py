@@ -237,8 +237,7 @@ def test_files_with_the_same_arms_and_seeds_replace_each_other_aloud(tmp_path, c
 
 
 def test_rows_without_a_column_of_seeds_are_runs(printed):
-    """The name of an arm may hold what only str.splitlines takes for the end of a line."""
-    rows = [f"{arm},{loss}" for arm in ("baseline", "mi\x0cne") for loss in BASE]
+    rows = [f"{arm},{loss}" for arm in ("baseline", "mi\x0cne") for loss in BASE]  # ends no line
     out = printed("\n".join(["arm,loss", *rows]))
     assert "No column seed: each of the 10 rows counts as a run" in out
 
