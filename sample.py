@@ -58,21 +58,13 @@ class Step(NamedTuple):
 
 @torch.inference_mode()
 def steps(
-    model,
-    idx,
-    max_new_tokens,
-    seeds=None,
-    context=None,
-    vocab_size=None,
-    use_cache=True,
-    pad=None,
-    **drawing,
+    model, idx, max_new_tokens, seeds=None, context=None, vocab_size=None, pad=None, **drawing
 ):
     """Continue idx (B, T): yields a Step max_new_tokens times.
 
     seeds: one per row; the random draws of a row depend on its own seed alone. drawing: keyword
     arguments of `probabilities`. Reader explains the other arguments."""
-    reader = Reader(model, context, vocab_size, use_cache, pad)
+    reader = Reader(model, context, vocab_size, pad)
     seeds = range(idx.size(0)) if seeds is None else seeds
     generators = [torch.Generator(idx.device).manual_seed(seed) for seed in seeds]
     for _ in range(max_new_tokens):
@@ -229,9 +221,7 @@ def load(name, checkpoint="latest", device="cpu"):
     """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
     a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
     name = os.path.expanduser(name)
-    device = torch.device(device)
-    find_device(str(device) if device.type == "cuda" else device.type)
-    model, tokenizer, _ = open_weights(name, checkpoint, device)
+    model, tokenizer, _ = open_weights(name, checkpoint, torch.device(find_device(str(device))))
     return model, tokenizer
 
 
@@ -369,7 +359,8 @@ def converse(opened, config):
         except EOFError:
             return
         messages.append({"role": "user", "content": text})
-        prompt = chat_prompt(opened.tokenizer, messages)
+        text = chat_prompt(opened.tokenizer, messages)
+        prompt = fit(opened.tokenizer, text, "", config.skip_unknown)
         sample = write_all(opened._replace(prompts=[prompt]), config)
         messages.append({"role": "assistant", "content": sample.text})
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 
 from common.runtime import Runtime, StopRequest, seed_for, set_up, versions
-from parts import moe
+from parts import costs, moe
 from parts.architectures import make
 from tokens import token_files
 from tokens.batches import Loader, to_device
@@ -127,7 +127,6 @@ class Run:
         self.loader = Loader(self.samples, size, count, self.runtime)
         self.step_samples = size * count
         self.step_tokens = self.step_samples * self.model.config.block_size  # in the global batch
-        self.has_experts = bool(moe.layers_of(self.model))
         self.has_running_means = any(hasattr(m, "running_mean") for m in self.model.modules())
 
 
@@ -145,16 +144,14 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     state = first_state(settings, data.fingerprint)
     model = make_model(settings, data.tokenizer, data.vocab_size).to(runtime.device)
     data.open(model.config.block_size, config.order_seed, config.eval_tokens)
-    check_order(state, data.batches.windows_per_epoch, settings.folder)
+    if not config.eval_only:
+        check_order(state, data.batches.windows_per_epoch, settings.folder)
 
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     step_samples = config.batch_size * config.gradient_accumulation_steps
     tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
-    flops = 6 * description.used_parameters(model) * tokens
-    given = settings.command_line.values.get("compile", "auto")
-    is_kept = settings.state is not None and given == "auto"
-    reason = "as when this run began" if is_kept else "as asked"
-    runtime.choose_compile(config.compile, flops, reason)
+    flops = 6 * costs.used_parameters(model) * tokens
+    runtime.choose_compile(config.compile, flops)
     device = runtime.device_kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
@@ -193,14 +190,12 @@ def load_state(run, folder):
     """Load what a checkpoint holds besides the weights, which make_model has loaded: the state of
     the optimizers and of the scaler, and the tensors of the loss, whose names begin with REFERENCE
     (our loss has none)."""
-    stored = checkpoint.optimizer_tensors(folder)
-    ranks.scatter(run.model, run.optimizers, stored)
+    moments = checkpoint.optimizer_tensors(folder)
+    for name in [name for name in moments if name.startswith(checkpoint.REFERENCE)]:
+        own = name.removeprefix(checkpoint.REFERENCE)
+        run.loss_module.stored[own] = moments.pop(name)
+    ranks.scatter(run.model, run.optimizers, moments)
     run.scaler.load_state_dict(run.state.get("scaler", {}))
-    run.loss_module.stored = {
-        name.removeprefix(checkpoint.REFERENCE): tensor
-        for name, tensor in stored.items()
-        if name.startswith(checkpoint.REFERENCE)
-    }
     run.saved = run.step
 
 
@@ -244,7 +239,7 @@ def train_step(run):
     run.changing = True
     lr = learning_rate(run.step, config)  # linear warm-up, then config.schedule down to min_lr
     norm, skipped = update_weights(run, lr)
-    if run.has_experts and not skipped:  # balance their loads, counted on all ranks
+    if not skipped:  # balance the loads of experts, if it has any, counted on all ranks
         moe.after_step(run.model, lambda counts: ranks.all_reduce_sum(counts, runtime))
     run.step += 1
     run.changing = False
@@ -394,7 +389,8 @@ def train(run, log, stop):
             stop.status = errors.BROKEN_PIPE
 
     # A resumed run that is stopped before its first step saves too: its keys may have changed.
-    if stop.status and (run.saved != run.step or clock.is_new):
+    unsaved = run.saved != run.step or clock.is_new  # the same on all ranks, which save together
+    if unsaved and stop.agreed(run.runtime, step=0):
         save(run)
     complete = run.step >= run.config.max_iters and not evaluation_due(run)
     status = None if complete else stop.status

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -67,10 +68,10 @@ class Runtime:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # or it computes in float32
         return sdpa_kernel(SDPBackend.MATH)
 
-    def choose_compile(self, asked, flops, why="as asked"):
+    def choose_compile(self, asked, flops):
         """Choose whether to compile a run of `flops` operations, and if dtype is auto, whether a
         CPU with bfloat16 instructions uses them. On a CPU, compiling takes half a minute and then
-        saves a quarter of the time. asked: True, False or auto. why: the reason unless auto."""
+        saves a quarter of the time. asked: True, False or auto."""
         usual = "clang++" if platform.system() == "Darwin" else "g++"  # torch tries no other
         compiler = shutil.which(os.environ.get("CXX", usual))
         if asked is True and self.device_kind == "cpu" and not compiler:
@@ -84,6 +85,7 @@ class Runtime:
             raise UserError(trouble, "environment: TORCHINDUCTOR_CACHE_DIR", fix)
 
         self.compile = asked
+        why = "as configured"
         if asked == "auto":
             self.compile, why = compile_pays(self.device_kind, flops, compiler)
             if self.compile and trouble:
@@ -282,6 +284,8 @@ class StopRequest:
         self.status = None
         self.noted_at = None  # when the first signal came
         self.handlers = {}  # those that Python had
+        if threading.current_thread() is not threading.main_thread():  # it can have no handlers
+            return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             handler = signal.getsignal(number)
             if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # ignored, as by nohup

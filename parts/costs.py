@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
 from parts.architectures import ARCH, CORNERS, configure, readers
-from parts.part import Linear, short_convs
+from parts.part import Linear, Part, short_convs
 from parts.slots import CONV_SITES, MIXER, MLP, POSITION, SLOTS
 from parts.variant import Variant, VariantConfig
 
@@ -61,10 +61,6 @@ def made_once(items):
         return Variant(SimpleNamespace(**dict(items))).eval()
 
 
-def count(*modules):
-    return sum(p.numel() for module in modules for p in module.parameters())
-
-
 # ---------------------------------------------------------------- parameters and FLOPs
 
 
@@ -73,32 +69,21 @@ def mlp_width(c):
     return MLP[c.mlp].width_of(c)
 
 
-def parameter_table(c):
-    """{part: parameters}, exact. `attention` is the mixer, of any kind. `norms` has all other
-    parameters of a block, also the parameters of the slot residual."""
-    model = meta_model(c)
-    mixers = count(*(block.attn for block in model.blocks))
-    mlps = count(*(block.mlp for block in model.blocks))
-    return {
-        "embedding": count(model.wte, model.embed),
-        "position": count(model.wpe),
-        "attention": mixers,
-        "mlp": mlps,
-        "norms": count(model.blocks, model.norm_e, model.norm_f) - mixers - mlps,
-        "head": 0 if c.tie_embeddings else count(model.lm_head),
-    }
-
-
 def parameters(c):
-    return sum(parameter_table(c).values())
+    """The number of parameters of a configuration's model."""
+    return sum(p.numel() for p in meta_model(c).parameters())
+
+
+def used_parameters(model):
+    """The number of a model's parameters that one token uses: without the experts that are not
+    chosen, and without the n-grams that are not there."""
+    count = sum(p.numel() for p in model.parameters())
+    return count - sum(part.unused() for part in model.modules() if isinstance(part, Part))
 
 
 def active_parameters(c):
-    """The parameters that one token uses: without the experts that are not chosen, and without the
-    n-grams that are not there."""
-    model = meta_model(c)
-    unused = model.embed.unused() + sum(block.mlp.unused() for block in model.blocks)
-    return parameters(c) - unused
+    """As used_parameters, of a configuration."""
+    return used_parameters(meta_model(c))
 
 
 def flops_per_token(c, T):

@@ -30,10 +30,6 @@ class Token(Part):
         cache: a KVCache that has announced these tokens, or None."""
         return x
 
-    def held(self, T):
-        """The count of numbers in its state after T tokens of one sequence."""
-        return 0
-
 
 class NGram(Token):
     """Adds to a token's vector, for each n = 2 .. N, the row of a table that the last n tokens hash

@@ -28,13 +28,6 @@ class Routing(NamedTuple):
     tally: torch.Tensor  # (E + 2): tokens per expert; sums over the tokens: entropy, balance loss
 
 
-class Routings:  # not a plain list, because fsdp gives each block copies of the lists it reads
-    """The routings of all layers in one forward pass."""
-
-    def __init__(self):
-        self.of_layers = []  # bottom first; what recomputed blocks append later is not read
-
-
 class MoE(FeedForward):
     """Σ g_i E_i(x) over the k experts with the largest scores, + E_s(x), a shared expert.
 
@@ -135,8 +128,8 @@ class MoE(FeedForward):
         chosen = chosen.flatten()  # (N k)
         counts = scores.new_zeros(scores.size(1), dtype=torch.long)  # (E) choices of each expert
         counts.scatter_add_(0, chosen, torch.ones_like(chosen))
-        if self.training and where is not None and where.routings is not None:
-            where.routings.of_layers.append(self.routing(scores, counts))
+        if self.training and where is not None:
+            where.shared.routings.append(self.routing(scores, counts))
 
         order = chosen.argsort(stable=True)  # (N k) the choices, expert by expert
         expert = chosen[order]  # (N k)

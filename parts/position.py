@@ -299,11 +299,12 @@ class Llama3Scaling(Scaling):
 # ---------------------------------------------------------------- for the parts of a forward pass
 
 
-class Shared:  # not a plain dict, because fsdp gives each block copies of the dicts it reads
-    """What layers leave for the later layers of one forward pass."""
+class Shared:  # a class, because fsdp gives each block copies of the dicts and lists it reads
+    """What layers leave for the later layers of one forward pass, and for the model."""
 
     def __init__(self):
         self.by_name = {}
+        self.routings = []  # of layers with experts; what recomputed blocks add later is not read
 
 
 class Where(NamedTuple):
@@ -315,5 +316,4 @@ class Where(NamedTuple):
     angles: tuple | None  # scheme.angles(pos)
     idx: torch.Tensor  # (B, T) the tokens' ids
     shared: Shared
-    routings: object = None  # moe.Routings, to which each layer with experts adds its own
     first: torch.Tensor | None = None  # (B, T, C) the residual stream below the first block

@@ -300,7 +300,7 @@ class Variant(nn.Module):
             pos = torch.arange(T, device=idx.device)[None]  # (1, T)
         else:
             pos = cache.advance(idx)  # (B or 1, T)
-        routings = moe.Routings()
+        shared = Shared()
         x = self.embed(self.wte(idx), idx, cache)  # (B, T, C)
         x = self.dropout(self.norm_e(self.wpe.embed(x, pos)))
         where = Where(
@@ -308,8 +308,7 @@ class Variant(nn.Module):
             pos=pos,
             angles=self.wpe.angles(pos),
             idx=idx,
-            shared=Shared(),
-            routings=routings,
+            shared=shared,
             first=x,
         )
         x = self.blocks[0].residual.spread(x)  # in the form of the slot residual
@@ -326,6 +325,6 @@ class Variant(nn.Module):
         loss = None
         if targets is not None:
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-            if routings.of_layers:
-                loss = loss + moe.collect(self, routings.of_layers)
+            if shared.routings:
+                loss = loss + moe.collect(self, shared.routings)
         return logits, loss

@@ -18,10 +18,9 @@ class Reader:
     real tokens, if the model's vocabulary is padded. pad: the number of padding tokens before each
     row. spare: how many tokens `rewind` may drop."""
 
-    def __init__(self, model, context=None, vocab_size=None, use_cache=True, pad=None, spare=0):
+    def __init__(self, model, context=None, vocab_size=None, pad=None, spare=0):
         self.model = model
         self.vocab_size = vocab_size
-        self.use_cache = use_cache
         self.spare = spare
         self.context = context or model.config.block_size
         self.pad = pad or [0]  # without padding, one entry serves all rows
@@ -45,7 +44,7 @@ class Reader:
         into a new cache."""
         T = idx.size(1)
         starts = [self.start(T - pad) for pad in self.pad]
-        if self.cache is None or starts != self.starts or not self.use_cache:
+        if self.cache is None or starts != self.starts:
             counts = [T - pad - start for pad, start in zip(self.pad, starts, strict=True)]
             longest = max(counts)
             hidden = [longest - count for count in counts]  # tokens of each row to mask

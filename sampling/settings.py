@@ -66,18 +66,12 @@ class SampleConfig:
 
     def drawing(self):
         """The arguments of sample.probabilities."""
-        return {
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-        }
+        return {key: getattr(self, key) for key in DRAWING}
 
 
+DRAWING = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"]
 # Keys of the text alone. The others name the model, the prompts and the form of what is printed.
-OF_TEXT = ["max_new_tokens", "stop", "temperature", "top_k", "top_p", "min_p"]
-OF_TEXT += ["repetition_penalty", "seed", "context", "skip_unknown"]
+OF_TEXT = ["max_new_tokens", *DRAWING, "stop", "seed", "context", "skip_unknown"]
 
 # Keys of other libraries.
 RENAMED = {"prompt": "use --start", "max_tokens": "use --max_new_tokens"}

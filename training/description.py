@@ -9,8 +9,7 @@ import torch
 from common import files
 from common.errors import folded
 from parts.architectures import ARCH, configure
-from parts.costs import training_flops_per_token
-from parts.part import Part
+from parts.costs import training_flops_per_token, used_parameters
 from parts.slots import SLOTS
 from parts.variant import VariantConfig
 
@@ -42,12 +41,6 @@ def variant_config(run):
     if isinstance(c, VariantConfig):
         return c
     return configure(asdict(c) | {"model": run.config.model}, as_variant=True)
-
-
-def used_parameters(model):
-    """The number of a model's parameters that one token uses: not all experts, or n-grams."""
-    count = sum(p.numel() for p in model.parameters())
-    return count - sum(part.unused() for part in model.modules() if isinstance(part, Part))
 
 
 def peak_flops(runtime):

@@ -129,10 +129,10 @@ def make_optimizers(model, config, runtime):
 
 
 def parameter_groups(model, weight_decay, taken=lambda name: True):
-    """[{"params", "names", "weight_decay"}, ...]: matrices, embeddings among them, decay; norm
-    weights and biases do not, not even the biases of experts, (E, width), nor the matrices that a
-    part names in its attribute `undecayed`. Each trainable parameter whose name is `taken` is in
-    one group."""
+    """[{"params": [(name, parameter), ...], "weight_decay"}, ...], as torch's optimizers take them:
+    matrices, embeddings among them, decay; norm weights and biases do not, not even the biases of
+    experts, (E, width), nor the matrices that a part names in its attribute `undecayed`. Each
+    trainable parameter whose name is `taken` is in one group."""
     left_out = names_of(model, "undecayed")
     decaying = []
     others = []
@@ -143,17 +143,11 @@ def parameter_groups(model, weight_decay, taken=lambda name: True):
             decaying.append((name, p))
         else:
             others.append((name, p))
-    groups = [group_of(decaying, weight_decay), group_of(others, 0.0)]
+    groups = [
+        {"params": decaying, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
     return [group for group in groups if group["params"]]
-
-
-def group_of(named, weight_decay):
-    """A torch parameter group from [(name, parameter), ...]."""
-    return {
-        "params": [p for _, p in named],
-        "names": [name for name, _ in named],
-        "weight_decay": weight_decay,
-    }
 
 
 def names_of(model, attribute, of_linear=()):

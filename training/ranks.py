@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
 from training.optim import OPTIMIZER
-from weights.checkpoint import REFERENCE
 
 # torch.distributed.checkpoint and .fsdp take a second to import. The functions that need them
 # import them, so that --help and a mistyped key need not wait.
@@ -143,8 +142,7 @@ def gather(model, optimizers, runtime):
 
 def scatter(model, optimizers, moments):
     """Load optimizer state, in whole tensors as gather returns it, into the optimizers of `model`,
-    sharded or not. Skips the tensors of the loss (REFERENCE)."""
-    moments = {name: moments[name] for name in moments if not name.startswith(REFERENCE)}
+    sharded or not."""
     if not moments:  # saved before the first step
         return
     from torch.distributed.checkpoint import state_dict

@@ -75,9 +75,9 @@ def learns(model):
     experts = {key for key in named if key.endswith((".gate", ".up", ".down"))}
     assert muon_names(model) == maps | experts, "Muon takes other matrices than the linear maps"
     groups = parameter_groups(model, 0.1)
-    grouped = sorted(key for group in groups for key in group["names"])
+    grouped = sorted(key for group in groups for key, _ in group["params"])
     assert grouped == sorted(named), "the optimizer misses a parameter, or has one twice"
-    decaying = {key for group in groups if group["weight_decay"] for key in group["names"]}
+    decaying = {key for group in groups if group["weight_decay"] for key, _ in group["params"]}
     vectors = [key for key in decaying if key.endswith("bias") or named[key].dim() < 2]
     assert not vectors, f"weight decay shrinks {vectors}, which are no matrices"
 

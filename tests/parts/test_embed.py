@@ -86,7 +86,7 @@ def test_the_tables_are_adamws_and_do_not_decay(optimizer):
         name: (type(each).__name__, group["weight_decay"])
         for each in made
         for group in each.param_groups
-        for name in group["names"]
+        for name in group["param_names"]
     }
     assert groups["embed.tables"] == ("AdamW", 0.0)
     assert groups["embed.up.weight"] == groups["wte.weight"] == ("AdamW", 0.1)

@@ -144,6 +144,8 @@ def test_a_list_of_prompts_is_written_in_batches(out_dir, monkeypatch):
     model, tokenizer = sample.load(out_dir, device=torch.device("cpu"))
     with pytest.raises(UserError, match="no CUDA device 99"):
         sample.load(out_dir, device="cuda:99")
+    with pytest.raises(UserError, match="unknown device gpu"):
+        sample.load(out_dir, device="gpu")
     prompts = ["the k", "shall speak", "the k"]
     keys = dict(max_new_tokens=40, temperature=1.5)
     texts = sample.write_text(model, tokenizer, prompts, **keys)

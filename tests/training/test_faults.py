@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -79,6 +80,12 @@ def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
     stop.agreed(two, 10)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
     assert stop.agreed(two, 10) and stop.status == 143
+
+
+def test_a_thread_that_can_have_no_signal_handlers_trains(start, tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(start, "run", "--max_iters=2").result()
+    assert checkpoint.steps(tmp_path / "run") == [2]
 
 
 def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):

@@ -21,7 +21,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(word):
     assert muon.param_groups[0]["momentum"] == 0.8
     assert adamw.param_groups[0]["betas"] == (0.8, 0.7)
     names = [
-        {name for group in optimizer.param_groups for name in group["names"]}
+        {name for group in optimizer.param_groups for name in group["param_names"]}
         for optimizer in (muon, adamw)
     ]
     parameters = {name: p.dim() for name, p in model.named_parameters()}
