@@ -113,12 +113,10 @@ def all_equal(losses):
 
 
 def compare_runs(pair, margin):
-    """The Test of the losses of an arm and of the base, infinite where a run diverged.
-
-    An arm with such runs is neither better nor a tie. It is worse if its other runs are, unless
-    more of the base's runs diverged. It diverges if more of its runs did by Fisher's test. A
-    useless change has two ways to be called worse then, but none to be called better."""
-    from bench.ablation.contrasts import compare, failures, finite, fisher
+    """The Test of the losses of an arm and of the base, infinite where a run diverged, by the rule
+    of contrasts.outcome. A useless change has two ways to be called worse then, by its loss and by
+    the number of its runs that diverged, but none to be called better."""
+    from bench.ablation.contrasts import compare, failures, finite, outcome
 
     learned = [finite(losses) for losses in pair]
     p = 1.0
@@ -137,14 +135,9 @@ def compare_runs(pair, margin):
         why = "an arm is never better while a run of it diverged"
     elif direction > 0 and k * m < c * n:
         why = "more runs of the base diverged"
-    if why:
-        p = 1.0
-    if k or c:
-        p_tie = 1.0
-    p_diverges = float(fisher(k, n, c, m))
-    if p_diverges < p:
-        return Test(p_diverges, p_tie, direction=1.0, diverges=True, why=why)
-    return Test(p, p_tie, direction, diverges=False, why=why)
+    p_of_learned = 1.0 if why else p
+    p, p_tie, direction = map(float, outcome(p, p_tie, direction, (k, n, c, m)))
+    return Test(p, p_tie, direction, diverges=p < p_of_learned, why=why)
 
 
 def word_of(test, p, p_tie):

@@ -202,6 +202,11 @@ def read_json(path, fix, infinity=False):
     return value
 
 
+def fits(content, kinds):
+    """Whether the values of these keys have these types; one that is missing is None."""
+    return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
+
+
 # ---------------------------------------------------------------- locks
 
 

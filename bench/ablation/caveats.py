@@ -3,6 +3,7 @@ condition returns whether it holds, or a list of the arms, runs or keys that it 
 
 from bench.ablation.rows import control_losses
 from bench.ablation.tables import known
+from bench.settings.plan import tokens_of
 
 COARSE = 3  # times the margin: a smallest visible difference above this is too coarse for a tie
 
@@ -55,11 +56,8 @@ def beside_n_grams(section):
 
 
 def epochs(section):
-    values = section.plan["base_values"]
-    data = section.plan["data"]
-    tokens = values.get("max_iters", 0) * (values.get("gradient_accumulation_steps") or 1)
-    tokens *= values.get("batch_size", 0) * values.get("block_size", 0)
-    times = tokens / data.get("train_tokens", float("inf"))
+    tokens = tokens_of(section.plan["base_values"])
+    times = tokens / section.plan["data"]["train_tokens"]
     return [f"{times:.3g} times"] if times > 1.05 else []
 
 

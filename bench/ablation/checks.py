@@ -17,7 +17,6 @@ from parts import costs
 from parts.architectures import ARCH, configure, without_effect
 from parts.variant import Variant, VariantConfig
 from tokens.batches import Text
-from tokens.data import BITS_OF
 from training.ranks import check_layout
 from training.settings import RENAMED, TrainConfig, read_config
 
@@ -50,7 +49,6 @@ def check_arm(arm, base):
         argv = [f"--{key}={value}" for key, value in values.items()]
         settings = read_config([*argv, "--seed=0", "--out_dir=out"], "")
         check_layout(settings.config, Runtime("cpu", "float32", 0, 1, []))
-        configure(arm.values)
     except UserError as error:
         error.args = (f"arm {arm.name}: {error}",)
         raise
@@ -165,7 +163,6 @@ def open_data(base):
         "scored_tokens": val.scored()[0],
         "vocab_size": data.vocab_size,
         "bits_per_byte": data.bits_per_byte if kind == "text" else None,
-        "bits_of": BITS_OF,
     }
     counted = data.meta.get("ngrams") if kind == "text" else None
     return facts, data.tokenizer, counted

@@ -41,9 +41,7 @@ NUMBERS = {  # the columns of judge's table that are nan where they are not know
     "worth_time": "worth over the time of a step",
     "worth_time_low": "",
     "worth_time_high": "",
-    "not_learned_low": "95 % interval of the rate of runs that did not learn",
-    "not_learned_high": "",
-    "p_not_learned": "of Fisher's test of that rate",
+    "p_not_learned": "of Fisher's test of the rate of runs that did not learn",
 }
 TEXTS = {"verdict": "no verdict", "reason": "", "diverged": 0, "stuck": 0}
 COLUMNS = ["name", "arm", "against", "kind", *NUMBERS, *TEXTS]
@@ -123,10 +121,8 @@ def not_learned(runs, arms, groups):
     stuck = runs.stuck & runs.current & (runs.purpose == "report") & runs.arm.isin(arms)
     columns = {"n": n, "n_control": m, "stuck": int(stuck.sum())}
     columns["diverged"] = k - columns["stuck"]
-    if n and k + c:
-        rate = stats.binomtest(k, n).proportion_ci()  # Clopper and Pearson's
-        columns |= {"not_learned_low": rate.low, "not_learned_high": rate.high}
-        columns["p_not_learned"] = float(fisher(k, n, c, m)) if m else math.nan
+    if n and m and k + c:
+        columns["p_not_learned"] = float(fisher(k, n, c, m))
     return columns
 
 

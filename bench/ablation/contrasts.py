@@ -156,9 +156,6 @@ def family_verdicts(p, p_tie, difference, family=0):
     """The verdicts of a family of comparisons. p, p_tie and difference are [..., family], not
     corrected, with p = 1 where a comparison has too few runs.
 
-    verdicts.decided calls this. Then it turns "worse" into "fails k of n" if runs did not learn,
-    and verdicts.explanation withdraws verdicts whose runs are missing.
-
     Returns a dict of arrays [..., family]: verdict, and the p-values of a difference and of a tie,
     corrected for the family (p_holm, p_tie)."""
     p_holm = holm(p, family)

@@ -54,8 +54,7 @@ class Estimate:
 
     def worth(self):
         """The worth in tokens with its interval, as a text."""
-        text = tables.multiple(self.row, ends=self.ends)
-        return text.replace(" [", " × [") if "[" in text else text
+        return tables.multiple(self.row, ends=self.ends).replace(" [", " × [")
 
     def worth_in_time(self):
         """The worth in time, as a text."""

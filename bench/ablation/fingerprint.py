@@ -87,15 +87,12 @@ def write_text(folder, vocab_size, block_size, kind):
 
 @contextlib.contextmanager
 def synthetic_text(values, kind):
-    """The values of a run on a synthetic text that takes the place of its datasets, and the number
+    """The values of a run on a synthetic text that takes the place of its dataset, and the number
     of its training samples."""
-    count = len(values.get("dataset", "text").split(","))
-    names = [f"text{number}" for number in range(count)]
     block_size = values["block_size"]
     with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            samples = write_text(Path(folder) / name, values["vocab_size"], block_size, kind)
-        paths = {"data_dir": folder, "dataset": ",".join(names), "out_dir": f"{folder}/out"}
+        samples = write_text(Path(folder) / "text0", values["vocab_size"], block_size, kind)
+        paths = {"data_dir": folder, "dataset": "text0", "out_dir": f"{folder}/out"}
         sample = PROMPT + ANSWER if kind == "pairs" else block_size
         yield values | SEEDS | paths | {"eval_tokens": int(SCORED * sample)}, samples
 

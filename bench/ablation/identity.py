@@ -160,11 +160,7 @@ def distance(a, b, relative):
 
 def stored(folder):
     """The lines of a sweep's stored fingerprints."""
-
-    def is_line(line):
-        return all(isinstance(line.get(key), KEYS[key]) for key in KEYS)
-
-    return read_rows(Path(folder) / NAME, is_line)
+    return read_rows(Path(folder) / NAME, lambda line: files.fits(line, KEYS))
 
 
 def by_configuration(lines):

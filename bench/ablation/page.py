@@ -133,12 +133,10 @@ class Page:
     def __init__(self, config, sections, planned=(), tested=()):
         self.config = config
         self.planned = planned
-        self.sweeps = []
+        self.sweeps = []  # those whose base has learned: it ends below the trigrams of its text
         for folder, (base, name) in config["settings"].items():
-            if folder in sections:
+            if folder in sections and not sections[folder].facts.above_trigrams:
                 self.sweeps.append(Setting(base, name, sections[folder]))
-        # Those whose base has learned: it ends below the trigrams of its text.
-        self.admitted = [each for each in self.sweeps if not each.section.facts.above_trigrams]
 
         columns, self.worths = worths.table(planned)
         self.columns = pd.DataFrame(columns)  # of the parts that the page shows
@@ -201,10 +199,10 @@ class Page:
         rows = self.rows[(self.rows["part"] == part.name) & (self.rows["planned"] == 1)]
         return page_worths.mean(rows[rows["setting"].isin(names)])
 
-    def part(self, name, swap, claims, into=None, out_of=None):
+    def part(self, name, swap, claims=(), into=None, out_of=None):
         """The Part of an entry of the config."""
         estimates = []
-        for sweep in self.admitted:
+        for sweep in self.sweeps:
             rows = {row["arm"]: row for row in sweep.section.swaps}
             for taken_out, arms in ((False, into or {}), (True, out_of or {})):
                 row = rows.get(arms.get(sweep.base))

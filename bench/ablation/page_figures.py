@@ -34,8 +34,8 @@ def example(section, arm, name):
     figure = Figure(figsize=(WIDTH, 3.6))
     axes = figure.subplots()
     axes.plot(curve.grid, [curve.loss_at(k) for k in curve.grid], color=GREY, linewidth=1.6)
-    for k, mean, se, _ in curve.points:
-        axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
+    errors = 1.96 * curve.errors[:, 0]
+    axes.errorbar(curve.multiples, curve.means[:, 0], errors, fmt="o", color=GREY, markersize=6)
     yardsticks(axes, section)
     runs = section.reported(arm)["val_loss_report"]
     axes.plot(np.full(len(runs), 1), runs, ".", color=BLUE, alpha=0.6)

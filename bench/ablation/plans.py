@@ -7,7 +7,6 @@ from pathlib import Path
 from bench.ablation import identity
 from common import files
 from common.errors import UserError
-from tokens.data import BITS_OF
 
 # Folders whose plans agree in these keys, setting and common arms hold runs of one sweep.
 SHARED = ("code_hash", "base", "max_iters", "screening")
@@ -20,7 +19,6 @@ FIX = "move it away, and bench/ablate.py writes another one: the rows beside it 
 
 # The types of the values in the files, by key.
 PLAN = {
-    "name": str,
     "question": str,
     "also": str,
     "base": str,
@@ -31,6 +29,7 @@ PLAN = {
     "ngrams": dict,
     "screening": bool,
     "seeds": int,
+    "lr_grid": list,
     "controls": int | None,
     "margin": Real | None,
     "margin_source": str | None,
@@ -40,46 +39,30 @@ ARM = {
     "config_hash": str,
     "changes": dict,
     "replicate": bool,
-    "against": str | None,
+    "against": str,
     "match": dict | None,
     "curve": Real | None,
 }
 
 
 def plan(folder):
-    """The plan of a sweep, the content of FOLDER/sweep.json, see `complete`."""
+    """The plan of a sweep: the content of FOLDER/sweep.json, and the name of the folder. Raises
+    UserError if there is none."""
     path = Path(folder) / "sweep.json"
     content = files.read_json(path, FIX if path.exists() else "name a folder of bench/ablate.py")
-    return complete(content, path) | {"name": Path(folder).name}
-
-
-def complete(content, path="sweep.json"):
-    """A plan with an empty value for each key that it lacks. Raises UserError if it is none."""
-    try:
-        plan = filled(content, PLAN)
-        arms = {arm: filled(facts, ARM) for arm, facts in plan["arms"].items()}
-        for facts in arms.values():
-            facts["against"] = facts["against"] or plan["base"]
-        known = {plan["base"], *(facts["against"] for facts in arms.values())} <= arms.keys()
-    except TypeError:
-        known = False
-    if not known:
+    if not is_plan(content):
         raise UserError("this is no plan of a sweep", path, FIX)
-    return plan | {"arms": arms, "seeds": plan["seeds"] or 1}
+    return content | {"name": Path(folder).name}
 
 
-def filled(content, kinds):
-    """A dictionary with an empty value for each key that it lacks. Raises TypeError for a value of
-    another type."""
-    empty = {key: None if isinstance(None, kind) else kind() for key, kind in kinds.items()}
-    if not fits(empty | content, kinds):
-        raise TypeError
-    return empty | content
-
-
-def fits(content, kinds):
-    """Whether the values of these keys have these types; one that is missing is None."""
-    return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
+def is_plan(content):
+    """Whether the content of a sweep.json has what this code reads."""
+    if not files.fits(content, PLAN):
+        return False
+    arms = content["arms"]
+    if not all(isinstance(facts, dict) and files.fits(facts, ARM) for facts in arms.values()):
+        return False
+    return {content["base"], *(facts["against"] for facts in arms.values())} <= arms.keys()
 
 
 def replicates(plan):
@@ -190,10 +173,8 @@ def setting(plan):
 
 
 def bits_per_byte(plan):
-    """The factor from a loss of a plan to bits per byte, nan for pairs and where it counts end
-    tokens as text, as it did before."""
-    data = plan["data"]
-    return number(data.get("bits_per_byte") if data.get("bits_of") == BITS_OF else None)
+    """The factor from a loss of a plan to bits per byte, nan for pairs."""
+    return number(plan["data"].get("bits_per_byte"))
 
 
 def number(value):

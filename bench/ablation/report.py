@@ -91,9 +91,8 @@ class Section:
     @property
     def is_tuned(self):
         """Whether each arm has chosen its learning rate."""
-        grid = self.plan.get("lr_grid")
         taken_over = self.plan["also"] and self.plan["chosen_lr"]
-        return bool(taken_over) or isinstance(grid, list) and len(grid) > 1
+        return bool(taken_over) or len(self.plan["lr_grid"]) > 1
 
     @property
     def verdict_heading(self):

@@ -27,15 +27,8 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from bench.ablation.plans import (
-    HASHES,
-    bits_per_byte,
-    control_group,
-    fits,
-    judged_arms,
-    number,
-    sweeps,
-)
+from bench.ablation.plans import HASHES, bits_per_byte, control_group, judged_arms, number, sweeps
+from common.files import fits
 from training.run_folder import read_rows
 
 PURPOSES = ("report", "tune", "curve")
@@ -173,10 +166,9 @@ def row_of(line, plan):
     if status == "done" and not math.isfinite(losses["val_loss_report"]):
         status = "diverged"
     facts = plan["arms"].get(arm, {})
-    values = plan["base_values"] | facts.get("changes", {})
     return {
         "sweep": plan["name"],
-        "text": values.get("dataset") or plan["data"].get("dataset") or "",
+        "text": plan["data"].get("dataset") or "",
         "arm": arm,
         "seed": line["seed"],
         "rate": float(line["lr"]),
@@ -209,7 +201,7 @@ def is_current(line, plan):
     facts = plan["arms"].get(line["arm"])
     if not facts or line.get("beyond_plan"):
         return False
-    if any(facts[key] and facts[key] != line.get(key) for key in HASHES):  # "" fits every line
+    if any(facts[key] != line.get(key) for key in HASHES):
         return False
     rates = plan["chosen_lr"]
     if line["purpose"] == "curve":
@@ -226,16 +218,15 @@ def costs(folders, plan):
 
 
 def table_of_costs(lines, plan):
-    """The DataFrame of lines of costs.jsonl of the plan's code: sweep, machine, arm, COSTS; a row
-    for each machine and arm, the machine that timed most arms first. Times that were measured
+    """The DataFrame of lines of costs.jsonl of the plan's code: machine, arm, COSTS; a row for
+    each machine and arm, the machine that timed most arms first. Times that were measured
     beside other work are NaN."""
     prices = []
     for line in lines:
         facts = plan["arms"].get(line["arm"])
-        if facts and facts["code_hash"] in ("", line.get("code_hash")):
-            cost = cost_of(line, line["arm"] == plan["base"])
-            prices.append({"sweep": plan["name"]} | cost)
-    prices = pd.DataFrame(prices, columns=["sweep", "machine", "arm", *COSTS])
+        if facts and facts["code_hash"] == line.get("code_hash"):
+            prices.append(cost_of(line, line["arm"] == plan["base"]))
+    prices = pd.DataFrame(prices, columns=["machine", "arm", *COSTS])
     prices = prices.astype(dict.fromkeys(COSTS, float))
     prices = prices.drop_duplicates(["machine", "arm"], keep="last")
     timed = prices.machine.map(prices.groupby("machine").step_ratio.count())

@@ -60,7 +60,10 @@ def judge(runs, plan):
         runs = runs.assign(stuck=False)  # in a screening, a stuck run counts like any other
     losses = losses_of(runs)
     curve = worth.curve_of(runs)
-    add_control_group(facts, losses, plan)
+    n, mean, variance = map(float, moments(pick(losses, plans.control_group(plan))))
+    facts.base_n = int(n)
+    facts.base_mean = mean
+    facts.base_sd = math.sqrt(variance)
     facts.margin, facts.margin_source = margin_of(plan, curve)
 
     comparisons = comparisons_of(plan)
@@ -107,14 +110,6 @@ def facts_of_base(runs, plan):
         marked=best < mean <= trigrams,
         screening=plan["screening"] or above,
     )
-
-
-def add_control_group(facts, losses, plan):
-    """Set the facts of the control group's runs that learned."""
-    n, mean, square = map(float, moments(pick(losses, plans.control_group(plan))))
-    facts.base_n = int(n)
-    facts.base_mean = mean
-    facts.base_sd = math.sqrt(square)
 
 
 def margin_of(plan, curve):

@@ -31,11 +31,8 @@ class Curve:
         sd = math.sqrt((residuals**2).sum() / df) if df else math.nan
         self.multiples = np.array(list(losses), float)
         self.grid = np.geomspace(self.multiples[0], self.multiples[-1], STEPS + 1)
-        self.points = [  # (multiple, mean loss, standard error, runs)
-            (k, float(values.mean()), sd / math.sqrt(len(values)), len(values))
-            for k, values in losses.items()
-        ]
-        self.means = np.array([[mean] for _, mean, _, _ in self.points])  # [points, 1]
+        self.means = np.array([[values.mean()] for values in losses.values()])  # [points, 1]
+        self.errors = np.array([[sd / math.sqrt(len(values))] for values in losses.values()])
 
     def losses(self, means):
         """The losses [STEPS + 1, ...] on the grid for these means [points, ...]. Means that rise
@@ -60,18 +57,15 @@ class Curve:
         low, high) makes it a multiple of the time. The interval carries the errors of the arm, of
         the curve and of the ratio."""
         random = np.random.default_rng(0)
-        errors = np.array([[error] for _, _, error, _ in self.points])
-        drawn_means = self.means + errors * random.standard_normal((len(errors), DRAWS))
+        drawn_means = self.means + self.errors * random.standard_normal((len(self.means), DRAWS))
         arm = loss + se * random.standard_t(max(n - 1, 1), DRAWS)
 
         step, step_low, step_high = ratio
         spread = math.log(step_high / step_low) / (2 * Z)
-        steps = step
-        if spread:
-            steps = step * np.exp(spread * random.standard_normal(DRAWS))
+        steps = step * np.exp(spread * random.standard_normal(DRAWS))
         low = math.nan
         high = math.nan
-        if np.isfinite(errors).all() and math.isfinite(se):
+        if np.isfinite(self.errors).all() and math.isfinite(se):
             drawn = self.multiple(arm, drawn_means) / steps
             low, high = np.quantile(drawn, (0.025, 0.975), method="inverted_cdf")
         return float(self.multiple(loss, self.means)[0] / step), float(low), float(high)
@@ -98,8 +92,7 @@ def curve_of(runs):
     learned = done[~done.stuck]
     done = learned if learned.control.any() else done
     done = done[(done.purpose == "curve") | (done.control & (done.purpose == "report"))]
-    losses = {k: group.val_loss_report.dropna() for k, group in done.groupby("tokens")}
-    losses = {k: values for k, values in losses.items() if len(values)}
+    losses = {k: group.val_loss_report for k, group in done.groupby("tokens")}
     return Curve(losses) if len(losses) > 1 and 1 in losses else None
 
 

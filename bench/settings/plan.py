@@ -7,6 +7,7 @@ from typing import Annotated
 
 from bench.ablation.arms import BASE, Arm, base_model
 from common.configurator import (
+    PathName,
     PositiveInt,
     Range,
     build,
@@ -36,7 +37,7 @@ PREDICTIONS = "predictions.json"  # in out_dir: what is predicted for the settin
 @dataclass
 class SettingsConfig:
     OFTEN = ["out_dir", "settings", "arms", "passes", "workers", "dry_run"]  # first in --help
-    out_dir: str = "out-settings"  # a folder for each setting
+    out_dir: PathName = "out-settings"  # a folder for each setting
     #: {name: keys of train.py}; typed: names with commas, held_out, or N for the first N
     settings: dict | str | None = None
     held_out: dict | None = None  # settings of the test, which run only when they are named
@@ -155,6 +156,9 @@ def read(argv, usage):
         raise UserError(f"cannot read {given.words[0]}", "command line", fix)
     typed = {key: value for key, value in given.typed.items() if key not in ("settings", "arms")}
     config = build(SettingsConfig, given.in_files | typed)
+    for key in ("settings", "arms"):
+        if isinstance(getattr(config, key), str):
+            raise UserError("a config file gives this key as a dictionary", key, f"type --{key}")
     settings = [Setting(name, values, False) for name, values in config.settings.items()]
     settings += [Setting(name, values, True) for name, values in (config.held_out or {}).items()]
     for setting in settings:
@@ -171,6 +175,8 @@ def read(argv, usage):
 def check_values(values, name):
     """Convert the values of a setting. Raises UserError for a key that train.py does not have, and
     for one of NEEDED that is missing."""
+    if not isinstance(values, dict):
+        raise UserError("its values are no dictionary", f"setting {name}", "give keys of train.py")
     missing = [key for key in NEEDED if key not in values]
     if missing:
         raise UserError(f"no {', '.join(missing)}", f"setting {name}", "give every one of them")

@@ -22,31 +22,21 @@ GENESIS = "https://github.com/NahuelGenchi/genesis-ai/issues/148"
 MODDED = "https://github.com/KellerJordan/modded-nanogpt#world-record-history"
 NANOCHAT = "https://github.com/karpathy/nanochat/blob/master/dev/LOG.md"
 NANOCHAT_646 = "https://github.com/karpathy/nanochat/pull/646"
+LLM_C = "https://github.com/karpathy/llm.c/pull/"
+ELEUTHER = "https://blog.eleuther.ai/rotary-embeddings/"
+GOLF_2000 = "https://github.com/openai/parameter-golf/pull/2000"
+MODDED_201 = "https://github.com/KellerJordan/modded-nanogpt/pull/201"
+MARIN_8387 = "https://github.com/marin-community/marin/pull/8387"
 XIE = "Xie et al. 2025"
 
 ROPE = [
-    (
-        "better in GPT-2, 124 M",
-        "better",
-        "llm.c #756",
-        "https://github.com/karpathy/llm.c/pull/756",
-    ),
+    ("better in GPT-2, 124 M", "better", "llm.c #756", LLM_C + "756"),
     ("1.6 % lower loss, CPU", "better", "genesis-ai #148", GENESIS),
-    (
-        "better training loss",
-        "better",
-        "EleutherAI",
-        "https://blog.eleuther.ai/rotary-embeddings/",
-    ),
+    ("better training loss", "better", "EleutherAI", ELEUTHER),
 ]
 SWIGLU = [
     ("lower perplexity than GELU", "better", "Shazeer 2020", ARXIV + "2002.05202"),
-    (
-        "early gain that goes away",
-        "tie",
-        "llm.c #755",
-        "https://github.com/karpathy/llm.c/pull/755",
-    ),
+    ("early gain that goes away", "tie", "llm.c #755", LLM_C + "755"),
     ("no gain, 0.06 % higher loss, CPU", "tie", "genesis-ai #148", GENESIS),
     ("0.05 nats better in T5, 223 M", "better", "Narang et al. 2021", ARXIV + "2102.11972"),
     ("1.17 × the compute, 3.6 M", "better", "Gundlach et al. 2025", ARXIV + "2511.21622"),
@@ -61,13 +51,15 @@ BIASES = [
     ("0.0006 nats worse with Muon, one run", None, "Marin #5585", MARIN + "5585"),
 ]
 UNTIED = [
-    (
-        "0.019 bits per byte better",
-        "better",
-        "parameter-golf #2000",
-        "https://github.com/openai/parameter-golf/pull/2000",
-    ),
+    ("0.019 bits per byte better", "better", "parameter-golf #2000", GOLF_2000),
     ("0.004 to 0.010 nats worse", "worse", "Marin #9290", MARIN + "9290"),
+]
+NO_POSITIONS = [
+    ("best at unseen lengths, reasoning", None, "Kazemnejad et al. 2023", ARXIV + "2305.19466"),
+]
+SHARED = [
+    ("nearly as accurate, half the cache", "tie", "Brandon et al. 2024", ARXIV + "2405.12981"),
+    ("0.010 to 0.011 nats better", "better", "Marin #9290", MARIN + "9290"),
 ]
 QK_NORM = [
     ("better at width 512, worse at 768", None, "Marin #5230", MARIN + "5230"),
@@ -120,7 +112,6 @@ parts = {
     "All five together": dict(
         into=dict(gpt2="all of llama"),
         swap="RoPE, SwiGLU, RMSNorm, no biases and an untied head together",
-        claims=[],
     ),
     "Muon": dict(
         out_of=dict(gpt2="adamw", llama="adamw"),
@@ -156,14 +147,7 @@ parts = {
     "No positions": dict(
         into=dict(gpt2="no positions"),
         swap="no position scheme at all",
-        claims=[
-            (
-                "best at unseen lengths, reasoning",
-                None,
-                "Kazemnejad et al. 2023",
-                ARXIV + "2305.19466",
-            )
-        ],
+        claims=NO_POSITIONS,
     ),
     "NoPE 1 in 4": dict(
         into=dict(llama="no positions in every fourth layer"),
@@ -178,7 +162,6 @@ parts = {
     "Sink": dict(
         into=dict(llama="sink"),
         swap="a learned logit per head to which attention may go",
-        claims=[],
     ),
     "Value residual": dict(
         into=dict(llama="value residual"),
@@ -288,25 +271,12 @@ parts = {
         "and of the MLP",
         claims=[
             ("0.023 nats better, width 1,024", "better", "Marin #7585", MARIN + "7585"),
-            (
-                "0.05 and 0.03 nats better, widths 512 and 768",
-                "better",
-                "Marin #8387",
-                "https://github.com/marin-community/marin/pull/8387",
-            ),
+            ("0.05 and 0.03 nats better, widths 512 and 768", "better", "Marin #8387", MARIN_8387),
         ],
     ),
     "Shared keys and values": dict(
         swap="every second layer reads the keys and values of the layer before",
-        claims=[
-            (
-                "nearly as accurate, half the cache",
-                "tie",
-                "Brandon et al. 2024",
-                ARXIV + "2405.12981",
-            ),
-            ("0.010 to 0.011 nats better", "better", "Marin #9290", MARIN + "9290"),
-        ],
+        claims=SHARED,
     ),
     "N-gram embeddings": dict(
         swap="rows of hashed tables for the last 2, 3 and 4 tokens added to the token's vector",
@@ -314,12 +284,7 @@ parts = {
             ("as good as twice the size", "better", "Huang et al. 2025", ARXIV + "2501.16975"),
             ("gain tiny at depth 25, gone by wall clock", "tie", "nanochat", NANOCHAT),
             ("0.95 and 1.04 × the compute, two widths", None, "Marin #9290", MARIN + "9290"),
-            (
-                "5 % less time, 124 M, bigrams",
-                "better",
-                "modded-nanogpt #201",
-                "https://github.com/KellerJordan/modded-nanogpt/pull/201",
-            ),
+            ("5 % less time, 124 M, bigrams", "better", "modded-nanogpt #201", MODDED_201),
         ],
     ),
     "Wide heads": dict(

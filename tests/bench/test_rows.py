@@ -8,7 +8,7 @@ import pytest
 from bench.ablation import plans, rows, schedule
 from bench.ablation.schedule import own_controls
 from common.errors import UserError
-from helpers.sweeps import ROPE, make_sweep, write_lines
+from helpers.sweeps import ROPE, SWEEP, make_sweep, plan_of, write_lines
 
 
 def make(out, **given):
@@ -34,12 +34,11 @@ def test_the_table_has_a_row_for_each_run(tmp_path):
 
 
 def test_bits_per_byte_are_computed_from_the_losses_or_left_blank(tmp_path):
-    """Bits in a plan of before count end tokens as text; it still is a plan of the same sweep, as
-    is one whose text lies elsewhere."""
+    """A plan without the factor, or whose text lies elsewhere, still is one of the same sweep."""
     _, _, rope = make(tmp_path / "new")
     make(tmp_path / "old", seeds=8)
     plan = json.loads((tmp_path / "old/sweep.json").read_text())
-    del plan["data"]["bits_of"]
+    plan["data"]["bits_per_byte"] = None
     plan["base_values"] |= {"data_dir": "elsewhere", "log": "wandb", "log_interval": 7}
     (tmp_path / "old/sweep.json").write_text(json.dumps(plan))
     bits = rows.load(tmp_path / "new").query("arm == 'rope' and seed == 0").bits_per_byte
@@ -114,13 +113,16 @@ def test_odd_costs_are_named_and_left_out(tmp_path, capsys, odd):
     assert f"costs.jsonl is damaged and read without line {len(prices) + 1}" in printed
 
 
-PLANS = ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', '{"margin": "wide"}']
-ODD_ARMS = ["position=rope", None, {"against": "nobody"}, {"changes": []}, {"curve": "2"}]
-PLANS += [json.dumps({"base": "base", "arms": {"base": {}, "odd": facts}}) for facts in ODD_ARMS]
+PLAN = SWEEP | {"arms": {"base": plan_of("base")}, "chosen_lr": {}, "seeds": 5}
+ODD_FACTS = [{"against": "nobody"}, {"changes": []}, {"curve": "2"}, {"match": 3}]
+ODD_ARMS = ["position=rope", None, *(plan_of("rope") | facts for facts in ODD_FACTS)]
+PLANS = [PLAN | {"margin": "wide"}, PLAN | {"base": "nobody"}]
+PLANS += [PLAN | {"arms": PLAN["arms"] | {"odd": facts}} for facts in ODD_ARMS]
 
 
-@pytest.mark.parametrize("content", PLANS)
+@pytest.mark.parametrize("content", ["{nope", "{}", *map(json.dumps, PLANS)], ids=range(10))
 def test_a_folder_without_a_plan_or_with_an_odd_arm_is_refused_in_one_line(tmp_path, content):
+    assert plans.is_plan(PLAN)
     (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(UserError, match=r"sweep\.json\): move it away"):
         rows.load(tmp_path)

@@ -9,7 +9,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import comparisons, contrasts, estimates, plans, power, rows, verdicts, worth
+from bench.ablation import comparisons, contrasts, estimates, power, rows, verdicts, worth
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
 from helpers.sweeps import CALM, ROPE, judge, judged, make_sweep, reported, with_runs, write_lines
 
@@ -178,8 +178,6 @@ def test_an_arm_whose_runs_do_not_learn_is_never_better(tmp_path, change, key):
     assert rope["p"] == pytest.approx(test.pvalue) and test.pvalue < 0.01
     assert rope["difference"] == pytest.approx(learned.mean() - control.mean())
     assert rope["text_low"] < rope["difference"] < rope["text_high"]
-    rate = stats.binomtest(2, 8).proportion_ci(method="exact")
-    assert (rope["not_learned_low"], rope["not_learned_high"]) == pytest.approx(tuple(rate))
     p = stats.fisher_exact([[2, 6], [0, len(control)]]).pvalue
     assert (rope["p_not_learned"], rope["p_both"]) == pytest.approx((p, p))
 
@@ -195,8 +193,9 @@ def test_beside_a_base_that_fails_an_arm_can_only_be_better(tmp_path, effect, ve
     effects = ROPE | {"rope": effect}
     sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=effects, **CALM, **NGRAMS)
     rope, changed = failing(sweep, lines, "base", 1, STUCK)
-    curve = worth.curve_of(rows.table(changed, plans.complete(sweep)))
-    assert curve.points[2][3] == rope["n_control"] - 1
+    curve = worth.curve_of(rows.table(changed, sweep))
+    learned = reported(changed, "base", "base-again")
+    assert curve.means[2] == pytest.approx(np.sort(learned)[:-1].mean())
     reason = "runs of the other side did not learn"
     assert (rope["verdict"], rope["reason"], rope["p_not_learned"]) == (verdict, reason, 1)
     tied, _ = failing(sweep, lines, "base", 0, STUCK)
@@ -280,12 +279,11 @@ def test_the_power_is_that_of_the_noncentral_t_and_a_tie_decides_too():
 def test_a_verdict_is_of_the_runs_that_were_planned(tmp_path):
     """Word and interval: seeds that were added to an arm later move neither."""
     sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=ROPE, **CALM)
-    plan = plans.complete(sweep)
-    planned, _ = verdicts.judge(rows.load(tmp_path), plan)
+    planned, _ = verdicts.judge(rows.load(tmp_path), sweep)
     rope = next(line for line in lines if line["arm"] == "rope" and line["purpose"] == "report")
     more = [rope | {"seed": seed, "final_report": 9.9} for seed in range(100, 104)]
     write_lines(tmp_path, [*lines, *more])
-    assert verdicts.judge(rows.load(tmp_path), plan)[0].equals(planned)
+    assert verdicts.judge(rows.load(tmp_path), sweep)[0].equals(planned)
 
 
 def test_a_run_that_diverged_does_not_rescue_an_arm():

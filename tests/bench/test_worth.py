@@ -39,7 +39,7 @@ def test_the_interval_covers_the_truth_95_times_in_100():
         curve, se = Curve(losses), arm.std(ddof=1) / math.sqrt(8)
         _, low, high = curve.worth(arm.mean(), se, 8)
         covered += low <= 1.4 <= high
-        curve.points = [(*point[:2], 0.0, point[3]) for point in curve.points]
+        curve.errors = 0 * curve.errors
         _, low, high = curve.worth(arm.mean(), se, 8)
         by_arm_alone += low <= 1.4 <= high
     assert 0.92 <= covered / 200 <= 0.99 and by_arm_alone < covered - 5
@@ -84,8 +84,8 @@ def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
     assert rope.worth_time == pytest.approx(1.5 / ratio, abs=0.02)
     assert frame.worth["gqa"] < 1 and math.isnan(frame.worth["base-again"])
     assert frame.worth["much"] == math.inf
-    point = curve_of(runs).points[2]
-    assert (point[0], point[3]) == (1, verdicts.judge(runs, plan)[1].base_n)
+    at_1 = curve_of(runs).means[2]
+    assert at_1 == pytest.approx(verdicts.judge(runs, plan)[1].base_mean)
 
     unpriced = verdicts.judge(rows.table(lines, plan), plan)[0]
     assert unpriced.worth[0] == rope.worth and math.isnan(unpriced.worth_time[0])
@@ -105,9 +105,9 @@ def test_the_worths_of_a_screening_have_the_pooled_error(tmp_path):
 def test_the_margin_of_a_sweep_is_the_stored_one_or_the_curve_s(tmp_path):
     sweep, *_ = make_sweep(tmp_path, noise=1e-4)
     runs = rows.load(tmp_path)
-    stored = plans.complete(sweep | {"margin": 0.03, "margin_source": "given"})
+    stored = sweep | {"margin": 0.03, "margin_source": "given"}
     facts = verdicts.judge(runs, stored)[1]
     assert (facts.margin, facts.margin_source) == (0.03, "given")
-    facts = verdicts.judge(runs, plans.complete(sweep | {"margin": None}))[1]
+    facts = verdicts.judge(runs, sweep | {"margin": None})[1]
     assert facts.margin == pytest.approx(0.0052, rel=0.1)
     assert "after the runs" in facts.margin_source

@@ -40,6 +40,11 @@ I know you well; and therefore hold your peace.
 TRAIN = "python train.py config/ablate_shakespeare.py"
 OF_THE_CODE = {"code_hash": "code1", "git_commit": "0123456789ab"}
 SWEEP = {
+    "name": "a sweep",
+    "also": "",
+    "ngrams": {},
+    "screening": False,
+    "controls": None,
     "question": "Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?",
     "design": "leave_one_in",
     "match": "params",
@@ -57,7 +62,7 @@ SWEEP = {
     "hardware": "Xeon 2.1 GHz, 2 cores",
     "data": {
         **{"dataset": "shakespeare_char", "fingerprint": "5f2b8c81aa01"},
-        **{"train_tokens": 1003854, "vocab_size": 65, "bits_per_byte": 1.4427, "bits_of": "text"},
+        **{"train_tokens": 1003854, "vocab_size": 65, "bits_per_byte": 1.4427},
     },
     "versions": {"python": "3.12.3", "torch": "2.13.0", "numpy": "2.4.6"},
     "started": "2026-01-02T03:04:05",
@@ -145,7 +150,7 @@ def plan_of(name, curve=None):
         "config_hash": f"c-{name}",
         "code_hash": OF_THE_CODE["code_hash"],
         "match": None if curve or name in ("base", "base-again") else match,
-        **({"curve": curve} if curve else {}),
+        "curve": curve,
     }
 
 
@@ -235,8 +240,7 @@ ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
 
 def judge(sweep, lines, prices=(), **given):
     """(table, {name: row}, facts) of a sweep's verdicts."""
-    plan = plans.complete(sweep)
-    table, facts = verdicts.judge(rows.table(lines, plan, list(prices)), plan, **given)
+    table, facts = verdicts.judge(rows.table(lines, sweep, list(prices)), sweep, **given)
     return table, table.set_index("name").to_dict("index"), facts
 
 
