@@ -56,7 +56,6 @@ FEW_TOKENS = 1024  # in the small BPE, at most
 LISTED = 8  # left-out files to name
 RENAMED = {"seed": "only tasks are random: use `python -m extras.tasks NAME --seed=N`"}
 
-
 OWN_TOKENIZERS = ("char", "byte", "bpe")  # not of a trained model
 LARGEST_BLOCK = 1024  # the largest block_size of a config
 MOST_EPOCHS = 10  # of the printed command, without dropout

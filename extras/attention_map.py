@@ -31,7 +31,7 @@ from parts.part import ShortConv
 from sample import check_context, choose_device, open_weights
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_prompts
-from sampling.settings import OF_TEXT, SampleConfig
+from sampling.settings import DRAWN, NAMING, SampleConfig, refuse_idle
 
 WRITER = "extras/attention_map.py"  # in our pictures: who drew them
 
@@ -152,9 +152,8 @@ def read(argv):
     if len(names) != 1:
         fix = 'python -m extras.attention_map RUN --start="First Citizen:"'
         raise UserError("name one model", "command line", fix)
-    if idle := given.typed.keys() & {*OF_TEXT} - {"context", "skip_unknown"}:
-        what = f"{min(idle)} changes nothing: no text is drawn"
-        raise UserError(what, "command line", "leave it out")
+    others = ["chat", "num_samples", "jsonl", "show_probs", "compile"]
+    refuse_idle(given.typed, NAMING + DRAWN + others)
     return build(MapConfig, given.values), build(SampleConfig, given.values), names[0]
 
 

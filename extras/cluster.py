@@ -14,6 +14,7 @@ import math
 import os
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,25 +66,16 @@ def main(argv, trainer=runs.TRAINER):
     for sweep in ablate.make_sweeps(rest, trainer, elsewhere=True):
         sweep.command = shlex.join(["python", "-m", "extras.cluster", *argv])
         if config.emit == "slurm":
-            status = max(status, emit(sweep, config.sbatch))
-        else:
-            ended = ablate.run_one(sweep, run_on_ray)
-            status = max(status, ended)
-            if ended not in (0, 1):  # stopped by a signal
-                break
+            emit(sweep, config.sbatch)
+            continue
+        ended = ablate.run_one(sweep, run_on_ray)
+        status = max(status, ended)
+        if ended not in (0, 1):  # stopped by a signal
+            break
     return status
 
 
 # ---------------------------------------------------------------- Ray
-
-
-def import_ray():
-    """Import Ray, connected to the cluster of RAY_ADDRESS, or else to a new one on this machine."""
-    import ray
-
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False, logging_level="error")
-    return ray
 
 
 def threads_of(sweep):
@@ -97,7 +89,10 @@ def run_on_ray(jobs, sweep, stop):
     """Run jobs as tasks of a Ray cluster. Yields (job, row) when one ends, as runs.run_local
     does. A run takes `threads` CPUs and, on CUDA, 1/workers of a GPU. Ray restarts a task whose
     node is lost, and the run resumes from its last checkpoint."""
-    ray = import_ray()
+    import ray
+
+    if not ray.is_initialized():  # the cluster of RAY_ADDRESS, or else a new one on this machine
+        ray.init(log_to_driver=False, logging_level="error")
 
     def task(root, folder, values, stop_file):  # pickled by value: a node needs only the repo
         sys.path.insert(0, root)
@@ -139,15 +134,14 @@ def run_on_ray(jobs, sweep, stop):
 # ---------------------------------------------------------------- SLURM
 
 
-def emit(sweep, options=""):
-    """Gather the runs that have ended, and write the array job of the phase that comes next.
-    Returns the exit status."""
+def emit(sweep, options):
+    """Gather the runs that have ended, and write the array job of the phase that comes next."""
     sweep.load_rows()
     if sweep.config.dry_run:
         print(f"{len(schedule.pending_jobs(sweep))} runs")
-        return 0
+        return
     sweep.open()
-    try:
+    with closing(sweep.lock):
         device = None if sweep.machine.is_here else "cpu"  # on a login node
         for phase in schedule.phases(sweep):
             for job in phase:
@@ -159,11 +153,8 @@ def emit(sweep, options=""):
                 print(f"{len(jobs)} runs: start them with sbatch {script}")
                 print(f"Task N prints to {Path(sweep.out) / 'slurm-N.txt'}.")
                 print("When they have ended, type this command again.")
-                return 0
-    finally:
-        sweep.lock.close()
+                return
     print("all runs are done: bench/ablate.py with the other arguments writes the report")
-    return 0
 
 
 def write_slurm(jobs, sweep, options):

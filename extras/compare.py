@@ -22,7 +22,6 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
     early.start("extras.compare")
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -61,7 +60,6 @@ class Run:
     name: str
     config: dict
     evaluations: pd.DataFrame  # step, tokens, seconds, val_loss, bits_per_byte
-    last_step: int
     tokens_per_second: float  # median over the log
     parameters: float  # nan if they are unknown
     data: str  # fingerprint of the data
@@ -107,13 +105,11 @@ def read_run(folder, name):
         remarks.append(f"{name} diverged after step {last_step:,}.")
     elif last_step < config["max_iters"]:
         remarks.append(f"{name} is at step {last_step:,} of {config['max_iters']:,}.")
-    speed = log["tokens_per_second"].median()
     return Run(
         name=name,
         config=config,
         evaluations=evaluations,
-        last_step=last_step,
-        tokens_per_second=speed,
+        tokens_per_second=log["tokens_per_second"].median(),
         parameters=count,
         data=data,
         remarks=remarks,
@@ -212,17 +208,11 @@ def figure_of(runs, measure):
         for made, curve in zip(runs, curves, strict=True):
             axes.plot(curve[column], curve[measure], ".-", label=printable(made.name, figure=True))
         axes.set(xlabel=label, ylabel=MEASURES[measure])
+        axes.grid(alpha=0.3)
         if math.isfinite(top):
             axes.set_ylim(top=top * 1.02)
     figure.axes[-1].legend(loc="upper right")
     return figure
-
-
-def write_picture(figure, path):
-    """Draw into a PNG. Raises UserError if a file is there that this command did not write."""
-    files.check_picture(path, WRITERS)
-    with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3}):
-        figure.savefig(path, dpi=110, metadata={"Software": WRITER})
 
 
 def read(argv):
@@ -238,7 +228,8 @@ def main(argv):
     config, folders = read(argv)
     runs, remarks = read_runs(folders)
     measure, sentences = measure_of(runs)
-    write_picture(figure_of(runs, measure), config.out)
+    files.check_picture(config.out, WRITERS)
+    figure_of(runs, measure).savefig(config.out, dpi=110, metadata={"Software": WRITER})
 
     console = Console(width=None if os.isatty(1) else 80, highlight=False)
     for table in tables(runs):

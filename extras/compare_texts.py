@@ -17,14 +17,9 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 from common.configurator import load
 from sample import build_config, choose_device, numbered, open_model, report, write_samples
 from sampling.prompts import read_prompts, shown
-from sampling.settings import SampleConfig
+from sampling.settings import NAMING, SampleConfig, refuse_idle
 
 NARROWEST = 35  # cells of a column of text and its margin
-
-
-def clean(text):
-    """A text of a model as a terminal can show it: without tabs and control characters."""
-    return printable(text.replace("\t", "    "), keep="\n")
 
 
 def show_columns(titles, texts):
@@ -43,7 +38,8 @@ def show_columns(titles, texts):
     table = Table(box=box.MINIMAL, width=width, pad_edge=False, show_edge=False)
     for title in titles:
         table.add_column(Text(title), ratio=1, overflow="fold")
-    table.add_row(*[Text(clean(text)) for text in texts])
+    cells = [printable(text.replace("\t", "    "), keep="\n") for text in texts]
+    table.add_row(*map(Text, cells))
     Console(width=width).print(table)
 
 
@@ -71,6 +67,7 @@ def read(argv):
     if len(names) < 2:
         fix = "python -m extras.compare_texts RUN RUN"
         raise UserError("name two models or more", "command line", fix)
+    refuse_idle(given.typed, NAMING)
     if values.get("show_probs") and not values.get("jsonl"):
         fix = "show the alternatives of one model with sample.py"
         raise UserError("columns have no room for them", "--show_probs", fix)

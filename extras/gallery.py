@@ -35,7 +35,6 @@ FOLDER = files.ROOT / "docs/gallery"
 styled = matplotlib.rc_context(STYLE)
 WIDTH = 5.2  # inches of a picture: its letters are read on a phone, too
 DPI = 120
-RAW = {"interpolation": "none"}  # the cells themselves
 
 
 @styled
@@ -59,7 +58,7 @@ def rope():
         axes.set(title=f"pair {pair} of {D // 2}", xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
         axes.set(aspect="equal", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
 
-    image = last.imshow((same @ same.T).numpy(), cmap="Blues", **RAW)
+    image = last.imshow((same @ same.T).numpy(), cmap="Blues", interpolation="none")
     last.set(title="query times key", xlabel="position of the key", ylabel="position of the query")
     last.grid(False)
     bar = dict(ax=[*circles, last], location="bottom", aspect=50)

@@ -38,9 +38,9 @@ from common import errors
 from common.configurator import PositiveFloat
 from common.errors import UserError
 from parts import moe
-from tokens.batches import to_device, visits
+from tokens.batches import to_device
 from tokens.data import Dataset, open_pairs
-from tokens.pairs import PairBatches, Pairs
+from tokens.pairs import Pairs
 from training import ranks
 from training.settings import read_config
 
@@ -128,6 +128,7 @@ class Preferences(Pairs):
     measures = ("reward_accuracy", "reward_margin")
     unit = "preferences"
     answers_each = 2
+    masked = False  # preferences count the same, however long their answers
 
     def __init__(self, tokens, mask, block_size, vocab_size=None):
         super().__init__(tokens, mask, block_size, vocab_size)
@@ -136,57 +137,18 @@ class Preferences(Pairs):
             raise UserError("the pairs are not two for each prompt", "data", "prepare them again")
         self.reference = None
 
-    def batches(self, seed):
-        """The samples of the split in their endless order."""
-        return PreferenceBatches(self, seed)
+    def rows(self, pairs):
+        """x and y of Pairs.rows, and the reference of each row as soon as there is one."""
+        x, y = super().rows(pairs)
+        if self.reference is None:
+            return x, y
+        return x, y, self.reference[pairs]
 
     def counts(self, y):
         """The number of preferences of a batch's y, twice: their loss and measures are means over
         it."""
         preferences = int((y >= 0).any(1).sum()) // 2
         return preferences, preferences
-
-    def eval_pairs(self, limit=None):
-        """The numbers of the pairs of an evaluation: both of each preference, all, or as many as
-        begin within the first `limit` tokens, at least one, spread evenly over the split."""
-        rows = len(self.starts)
-        count = max(1, int((self.starts < limit).sum())) if limit else rows
-        count = -(-count // 2)
-        chosen = np.arange(count) * (rows // 2) // count
-        return both(chosen)
-
-    def eval_batches(self, batch_size, limit=None):
-        """Yield the batches of Pairs, with the reference of each row, 0 after the last pair."""
-        batches = super().eval_batches(batch_size, limit)
-        if self.reference is None:
-            yield from batches
-            return
-        reference = np.pad(self.reference[self.eval_pairs(limit)], (0, batch_size))
-        for number, (x, y) in enumerate(batches):
-            yield x, y, reference[number * batch_size :][:batch_size]
-
-
-def both(preferences):
-    """The numbers of the pairs of preferences with these numbers, chosen and rejected in turn."""
-    return np.stack([2 * preferences, 2 * preferences + 1], 1).ravel()
-
-
-class PreferenceBatches(PairBatches):
-    """The preferences in one endless global order. A preference is two samples, the first of an
-    even number."""
-
-    masked = False  # preferences count the same, however long their answers
-
-    def epoch_order(self, epoch):
-        """(P,) the numbers of the preferences in the order of an epoch."""
-        return np.random.default_rng([self.seed, epoch]).permutation(self.windows_per_epoch // 2)
-
-    def get(self, first, count):
-        """Samples first .. first + count - 1: x, y and the reference of each row."""
-        self.release(count)
-        chosen = both(visits(self.order, self.windows_per_epoch // 2, first // 2, count // 2))
-        x, y = self.pairs.rows(chosen)
-        return x, y, self.pairs.reference[chosen]
 
 
 # ---------------------------------------------------------------- the loss

@@ -28,7 +28,7 @@ from sample import check_context, choose_device, open_weights
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_text, show_cut
 from sampling.reader import Reader
-from sampling.settings import OF_TEXT, SampleConfig
+from sampling.settings import DRAWN, NAMING, SampleConfig, refuse_idle
 from sampling.text import texts_of
 from tokens.data import text_bytes
 
@@ -154,9 +154,8 @@ def read(argv):
     names = given.words
     if not names:
         raise UserError("name a model", "command line", "python -m extras.score RUN --text=FILE")
-    if idle := given.typed.keys() & {*OF_TEXT} - {"context", "skip_unknown"}:
-        what = f"{min(idle)} changes nothing: no text is drawn"
-        raise UserError(what, "command line", "leave it out")
+    others = ["start", "prompts", "chat", "num_samples", "show_probs", "compile"]
+    refuse_idle(given.typed, NAMING + DRAWN + others)
     return build(ScoreConfig, given.values), build(SampleConfig, given.values), names
 
 

@@ -22,20 +22,12 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 import torch
 from torch.nn import functional as F
 
+import sample
 from common.configurator import PathName, build, load
-from sample import (
-    Step,
-    build_config,
-    choose_device,
-    draw,
-    open_model,
-    probabilities,
-    write_all,
-)
 from sampling.fast import make_fast
 from sampling.prompts import note, read_prompts
 from sampling.reader import Reader
-from sampling.settings import SampleConfig
+from sampling.settings import NAMING, SampleConfig, refuse_idle
 from tokens.data import same_tokens
 from weights.checkpoint import open_run
 
@@ -83,8 +75,8 @@ class Draft:
         q = []
         for _ in range(most):
             logits = self.reader.read(idx)[:, 0]  # (1, V)
-            q.append(probabilities(logits, **self.drawing, seen=idx))
-            idx = torch.cat((idx, draw(q[-1], [self.generator])), dim=1)
+            q.append(sample.probabilities(logits, **self.drawing, seen=idx))
+            idx = torch.cat((idx, sample.draw(q[-1], [self.generator])), dim=1)
         return idx[0, T:], torch.cat(q) if q else None
 
     def rewind(self, length):
@@ -106,8 +98,8 @@ def accept(drafted, q, p, generator):
             continue
         rest = (p_x - q_x).clamp(min=0)
         rest = rest if rest.sum() > 0 else p_x  # p = q up to rounding
-        return [*kept, int(draw(rest[None], [generator]))]
-    return [*kept, int(draw(p[-1:], [generator]))]
+        return [*kept, int(sample.draw(rest[None], [generator]))]
+    return [*kept, int(sample.draw(p[-1:], [generator]))]
 
 
 @torch.inference_mode()
@@ -144,7 +136,7 @@ def speculate(
         idx = torch.cat((idx, drafted[None]), dim=1)  # (1, T + n)
         logits = reader.read(idx, last=len(drafted) + 1)[0]  # (n + 1, V)
         p = [
-            probabilities(row[None], **drawing, seen=idx[:, : T + i])
+            sample.probabilities(row[None], **drawing, seen=idx[:, : T + i])
             for i, row in enumerate(logits)
         ]
         p = torch.cat(p)  # (n + 1, V)
@@ -159,7 +151,7 @@ def speculate(
         tally.update(drafted=len(drafted), accepted=len(kept) - 1, reads=1)
         left -= len(kept)
         for token, row in zip(kept, logits[: len(kept)], strict=True):
-            yield Step(torch.tensor([[token]], device=idx.device), row[None])
+            yield sample.Step(torch.tensor([[token]], device=idx.device), row[None])
 
 
 def open_draft(name, tokenizer, device, dtype):
@@ -181,17 +173,19 @@ def read(argv):
     if len(names) != 1:
         fix = "python -m extras.speculative RUN --draft=SMALL"
         raise UserError("name one model", "command line", fix)
-    return build(SpeculativeConfig, given.values), build_config(given.values), names[0]
+    refuse_idle(given.typed, NAMING)
+    return build(SpeculativeConfig, given.values), sample.build_config(given.values), names[0]
 
 
 def main(argv):
     settings, config, name = read(argv)
     texts = read_prompts(config.start, config.prompts)
-    device, dtype = choose_device(config)
-    opened = open_model(name, texts, config, device, dtype)
+    device, dtype = sample.choose_device(config)
+    opened = sample.open_model(name, texts, config, device, dtype)
     draft = open_draft(settings.draft, opened.tokenizer, device, dtype)
     tally = Counter()
-    write_all(opened, config, batch_size=1, sampler=partial(speculate, draft=draft, tally=tally))
+    sampler = partial(speculate, draft=draft, tally=tally)
+    sample.write_all(opened, config, batch_size=1, sampler=sampler)
     if tally["drafted"]:
         accepted = tally["accepted"] / tally["drafted"]
         each = 1 + tally["accepted"] / tally["reads"]

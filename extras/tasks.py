@@ -120,11 +120,10 @@ def mask_of(pieces):
     return mask
 
 
-def write_samples(task, seed, folder):
+def write_samples(task, seed, tokenizer, folder):
     """Write the token files and masks of a task; the tokens are characters. Returns ({split: entry
     in meta.json}, sha256 of all samples)."""
     random = np.random.default_rng([seed, [*TASKS].index(task)])
-    tokenizer = CharTokenizer(CHARS)
     sha256 = hashlib.sha256()
     entries = {}
     for split, count in SAMPLES.items():
@@ -146,8 +145,8 @@ def make_task(task, seed=0, data_dir="data"):
     folder = token_files.folder_of(data_dir, name)
     with token_files.replaced(folder) as new:
         print(f"preparing {folder.absolute()}", flush=True)
-        splits, sha256 = write_samples(task, seed, new)
         tokenizer = CharTokenizer(CHARS)
+        splits, sha256 = write_samples(task, seed, tokenizer, new)
         source = f"{name}, seed {seed}"
         meta = token_files.make_meta(name, "char", tokenizer, splits, source, sha256)
         token_files.write_meta(new, meta, tokenizer)

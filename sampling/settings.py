@@ -12,6 +12,7 @@ from common.configurator import (
     Probability,
     Share,
 )
+from common.errors import UserError
 
 
 @dataclass
@@ -70,8 +71,20 @@ class SampleConfig:
 
 
 DRAWING = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"]
+DRAWN = ["max_new_tokens", *DRAWING, "stop", "seed"]  # keys of what is drawn
 # Keys of the text alone. The others name the model, the prompts and the form of what is printed.
-OF_TEXT = ["max_new_tokens", *DRAWING, "stop", "seed", "context", "skip_unknown"]
+OF_TEXT = [*DRAWN, "context", "skip_unknown"]
+
+# Keys that name a model, where a command takes it as a word.
+NAMING = ["init_from", "out_dir"]
+
+
+def refuse_idle(typed, idle):
+    """Raise UserError for a key that was typed and that a command does not use."""
+    for key in typed:
+        if key in idle:
+            raise UserError(f"{key} changes nothing here", "command line", "leave it out")
+
 
 # Keys of other libraries.
 RENAMED = {"prompt": "use --start", "max_tokens": "use --max_new_tokens"}

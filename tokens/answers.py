@@ -18,21 +18,15 @@ CHATS = ("messages", "conversations")  # columns of conversations
 COLUMNS = {"pairs": ["prompt", "answer"], "preferences": ["prompt", "chosen", "rejected"]}
 FORM = 'a line is {"prompt": "...", "answer": "..."}, or {"messages": [...]}'
 MESSAGE = 'a message is {"role": "user", "content": "..."}'
-SPEAKERS = {  # role of a message, in lower case: how its line of the prompt begins
-    "user": "User",
-    "human": "User",
-    "prompter": "User",
-    "assistant": "Assistant",
-    "gpt": "Assistant",
-    "chatgpt": "Assistant",
-    "ai": "Assistant",
-    "bot": "Assistant",
-    "model": "Assistant",
-    "system": "System",
-    "developer": "Developer",
-    "tool": "Tool",
-    "function": "Function",
+ROLES = {  # how the line of a message begins: the roles, in lower case
+    "User": ["user", "human", "prompter"],
+    "Assistant": ["assistant", "gpt", "chatgpt", "ai", "bot", "model"],
+    "System": ["system"],
+    "Developer": ["developer"],
+    "Tool": ["tool"],
+    "Function": ["function"],
 }
+SPEAKERS = {role: speaker for speaker, roles in ROLES.items() for role in roles}
 
 
 def text_of(row, key, where, fix=FORM):

@@ -38,6 +38,7 @@ PACKED = (".gz", ".zst")
 CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
 ROWS_SEEN = 100  # rows that show which columns a file has
+HOLDS = {"file": "text", "chat": "pairs"}  # what a file of this kind holds; others: the kind itself
 UNPACKED = 3  # about how many times larger a compressed text becomes
 
 
@@ -58,12 +59,11 @@ def find_files(spec):
         if not matches:
             what = "no file matches" if glob.has_magic(part) else "no such file or folder"
             raise UserError(what, where, "check the path")
-        for match in matches:
-            found = files_at(match)
-            if match == part and not found:
-                raise UserError("there is no file here", where, "name another")
-            for path in found:
-                paths[path] = paths.get(path) or path == Path(part)
+        found = [path for match in matches for path in files_at(match)]
+        if not found:
+            raise UserError("there is no file here", where, "name another")
+        for path in found:
+            paths[path] = paths.get(path) or path == Path(part)
     return paths
 
 
@@ -117,15 +117,6 @@ def opened(path):
         reason = getattr(error, "strerror", None)
         what = f"cannot read: {reason}" if reason else f"the file is damaged: {one_line(error)}"
         raise UserError(what, path, "make it readable, or copy it again") from None
-
-
-def flaw_of(head):
-    """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one."""
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
-        return "the text is UTF-16 or UTF-32, not utf-8"
-    if b"\0" in head:
-        return "the file is binary, or UTF-16, not utf-8 text"
-    return None
 
 
 # ---------------------------------------------------------------- texts and tables
@@ -259,8 +250,9 @@ def shape_of(path, field):
     if kind != ".parquet":
         with opened(path) as file:
             head = file.read(HEAD)
-    if flaw := flaw_of(head):
-        raise UserError(flaw, path, "save it as utf-8, or leave it out")
+    if b"\0" in head:
+        what = "the file is binary, or UTF-16 or UTF-32, not utf-8 text"
+        raise UserError(what, path, "save it as utf-8, or leave it out")
     if kind in TABLES:
         return shape_of_table(path, field)
     return "file", None
@@ -334,11 +326,7 @@ def common_kind(spec, shapes):
     """What all files hold: "text", "pairs" or "preferences". Raises UserError if they differ."""
     examples = {}  # of each kind a file
     for path, (kind, _) in shapes.items():
-        if kind == "file":
-            kind = "text"
-        elif kind == "chat":
-            kind = "pairs"
-        examples[kind] = path
+        examples[HOLDS.get(kind, kind)] = path
     if len(examples) > 1:
         what = ", ".join(f"{path} holds {kind}" for kind, path in examples.items())
         raise UserError(what, f"--input={spec}", "prepare them as datasets of their own")

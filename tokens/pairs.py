@@ -45,7 +45,8 @@ class Pairs(Split):
     Pairs whose answer begins past block_size have no target and are left out."""
 
     measures = ("accuracy", "exact")  # shares of right tokens, and of rows without a wrong one
-    unit = "pairs"  # what a sample is called
+    unit = "pairs"  # what an example is called
+    masked = True  # they have different numbers of targets
 
     def __init__(self, tokens, mask, block_size, vocab_size=None):
         self.vocab_size = vocab_size
@@ -85,26 +86,34 @@ class Pairs(Split):
         targets = np.where(inside & (self.mask[at] == 1), tokens, -1)
         return tokens[:, :-1], targets[:, 1:]
 
+    def pairs_of(self, examples):
+        """The numbers of the pairs of some examples: of each all, one after the other."""
+        each = self.answers_each
+        return (each * examples[:, None] + np.arange(each)).ravel()
+
     def eval_pairs(self, limit=None):
-        """The numbers of the pairs of an evaluation: all, or as many as begin within the first
-        `limit` tokens, at least one, spread evenly over the split."""
+        """The numbers of the pairs of an evaluation: of all examples, or of as many as begin within
+        the first `limit` tokens, at least one, spread evenly over the split."""
         pairs = len(self.starts)
-        count = max(1, int((self.starts < limit).sum())) if limit else pairs
-        return np.arange(count) * pairs // count
+        begun = max(1, int((self.starts < limit).sum())) if limit else pairs
+        examples = pairs // self.answers_each
+        count = -(-begun // self.answers_each)
+        return self.pairs_of(np.arange(count) * examples // count)
 
     def eval_rows(self, limit=None):
         """The number of rows of an evaluation."""
         return len(self.eval_pairs(limit))
 
     def eval_batches(self, batch_size, limit=None):
-        """Yield x and y of eval_pairs, (batch_size, block_size) each, so that each token of an
+        """Yield what `rows` gives of eval_pairs, batch_size rows each, so that each token of an
         answer that is within block_size is a target exactly once. Rows after the last pair are
-        x = 0, y = -1."""
+        y = -1, and all else 0."""
         chosen = self.eval_pairs(limit)
         for first in range(0, len(chosen), batch_size):
-            x, y = self.rows(chosen[first : first + batch_size])
+            x, y, *others = self.rows(chosen[first : first + batch_size])
             missing = [(0, batch_size - len(x)), (0, 0)]
-            yield np.pad(x, missing), np.pad(y, missing, constant_values=-1)
+            others = [np.pad(array, missing[:1]) for array in others]
+            yield np.pad(x, missing), np.pad(y, missing, constant_values=-1), *others
 
     def scored(self, limit=None):
         """(number of targets, ids of the answers without their end tokens) of what eval_batches
@@ -122,29 +131,28 @@ class Pairs(Split):
 
 
 class PairBatches:
-    """The pairs in one endless global order, as batches.Batches orders windows."""
-
-    masked = True  # pairs have different numbers of targets
+    """The pairs in one endless global order, as batches.Batches orders windows. The pairs of an
+    example stay together: the first of two has an even number."""
 
     def __init__(self, pairs, seed):
         self.pairs = pairs
         self.seed = seed
+        self.masked = pairs.masked
         self.windows_per_epoch = len(pairs.starts)
+        self.examples = len(pairs.starts) // pairs.answers_each
         self.unreleased = 0  # pairs read
         self.order = functools.lru_cache(2)(self.epoch_order)
 
     def epoch_order(self, epoch):
-        """(P,) the numbers of the pairs in the order of an epoch."""
-        return np.random.default_rng([self.seed, epoch]).permutation(self.windows_per_epoch)
+        """The numbers of the examples in the order of an epoch."""
+        return np.random.default_rng([self.seed, epoch]).permutation(self.examples)
 
     def get(self, first, count):
         """Samples first .. first + count - 1, as Pairs.rows gives them. Every row has a target."""
-        self.release(count)
-        return self.pairs.rows(visits(self.order, self.windows_per_epoch, first, count))
-
-    def release(self, count):
-        """Note that `count` pairs are read, and let go of their pages now and then."""
+        each = self.pairs.answers_each
+        chosen = visits(self.order, self.examples, first // each, count // each)
         self.unreleased += count
         if self.unreleased >= RELEASE:
             release(self.pairs.tokens, self.pairs.mask)
             self.unreleased = 0
+        return self.pairs.rows(self.pairs.pairs_of(chosen))

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from common.errors import UserError
 from tokens.token_files import TokenFile
-from tokens.tokenizer import encode_batches
+from tokens.tokenizer import END, encode_batches
 
 BAR = dict(disable=None, leave=False, unit_scale=True)  # on terminals only, removed at the end
 TEST_SHARE = 0.01  # of the tokens
@@ -34,7 +34,6 @@ MOST = 0.05  # of the tokens for test
 VAL = (0.05, 0.15)  # the range of the hashes of the documents in val
 FEW = 100_000  # documents whose sizes are kept in memory, to split them by size
 SAMPLE = 100_000  # characters that are encoded to estimate how many tokens the text has
-END_OF_TEXT = "<|endoftext|>"  # stands between the documents of some text files
 
 
 @dataclass
@@ -85,7 +84,7 @@ def survey(corpus):
     """The Survey of a Corpus. Raises UserError if there is nothing in it to learn."""
     facts = Survey()
     sha256 = hashlib.sha256()
-    marks = 0
+    marks = 0  # of documents in one text
     seen = ""  # the piece, after the end of the one before: a mark may be cut in two
     bar = tqdm(total=corpus.size, desc="reading", unit="B", **BAR)
     for text in corpus.pieces():
@@ -101,12 +100,12 @@ def survey(corpus):
             facts.sample += text[:SAMPLE]
         bar.update(len(data))
         if not corpus.documents:
-            seen = seen[1 - len(END_OF_TEXT) :] + text
-            marks += seen.count(END_OF_TEXT)
+            seen = seen[1 - len(END) :] + text
+            marks += seen.count(END)
     bar.close()
 
     if marks:
-        what = f"{END_OF_TEXT} stands {marks:,} times in this text"
+        what = f"{END} stands {marks:,} times in this text"
         print(f"  NOTE: {what}, and is learned letter by")
         print("  letter. docs/your_text.md shows how to make a document of what stands between.")
     if len(facts.chars) < 2 or not "".join(facts.chars).strip():

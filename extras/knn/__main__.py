@@ -10,6 +10,7 @@ keys of sample.py. Memory holds SHARD keys at a time, whatever the length of the
 import json
 import math
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from common import early
@@ -25,17 +26,10 @@ from common import files
 from common.configurator import NonNegativeInt, PathName, PositiveInt, build, load
 from common.errors import UserError, printable, run
 from common.runtime import set_up
-from extras.knn.datastore import (
-    TEMPERATURE,
-    WEIGHT,
-    Datastore,
-    WithNeighbours,
-    identity,
-    watched,
-)
+from extras.knn import datastore
 from sample import Opened, build_config, fit_prompts, write_all
 from sampling.prompts import note, read_prompts
-from sampling.settings import SampleConfig
+from sampling.settings import NAMING, SampleConfig, refuse_idle
 from tokens.data import open_split, same_tokens
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
@@ -77,14 +71,14 @@ def open_both(name, config):
     if not same_tokens(load_tokenizer(data, load_meta(data)), tokenizer):
         fix = f"prepare it with --tokenizer={name}"
         raise UserError("this dataset has other tokens than the model", data, fix)
-    return model, identity(folder), data, runtime
+    return model, datastore.identity(folder), data, runtime
 
 
 @torch.no_grad()
 def states_of(model, batches, runtime):
     """Yield (states (n, C), logits (n, V), targets (n,)) for each batch, of the targets that
     count."""
-    with watched(model) as seen:
+    with datastore.watched(model) as seen:
         for x, y in batches:
             x = torch.from_numpy(x).to(runtime.device)
             y = torch.from_numpy(y).to(runtime.device)
@@ -116,7 +110,7 @@ def make(name, config):
         shards, tokens = write_shards(faiss, empty, model, split, count, config, runtime, new)
         np.save(new / "tokens.npy", np.concatenate(tokens))
         facts = {"weights": weights, "dataset": str(data), "shards": shards}
-        facts |= {"weight": WEIGHT, "temperature": TEMPERATURE}
+        facts |= {"weight": datastore.WEIGHT, "temperature": datastore.TEMPERATURE}
         files.write(new / "datastore.json", json.dumps(facts, indent=1))
         new.rename(store)
     finally:
@@ -132,11 +126,7 @@ def trained_index(faiss, model, split, count, config, runtime):
     batches = -(-count // (config.batch_size * model.config.block_size))
     wanted = -(-SAMPLE * lists // (config.batch_size * model.config.block_size))
     step = max(1, batches // max(1, wanted))
-    some = (
-        batch
-        for n, batch in enumerate(split.eval_batches(config.batch_size, config.tokens))
-        if n % step == 0
-    )
+    some = islice(split.eval_batches(config.batch_size, config.tokens), 0, None, step)
     sample = [arrays(states, y)[0] for states, _, y in states_of(model, some, runtime)]
 
     index = faiss.index_factory(sample[0].shape[1], f"IVF{lists},SQfp16")
@@ -171,7 +161,7 @@ def measure(name, config):
     """Choose weight and temperature on the first half of the validation text, print the loss on the
     second, and store the choice."""
     model, weights, data, runtime = open_both(name, config)
-    store = Datastore(config.store, weights, model.config)
+    store = datastore.Datastore(config.store, weights, model.config)
     split = open_split(data, "val", model.config.block_size)
     batches = list(split.eval_batches(config.batch_size, config.tokens))
     if len(batches) < 2:
@@ -218,10 +208,10 @@ def write(name, config, store):
     model, tokenizer, _, state = checkpoint.open_run(name, config.checkpoint, runtime.device)
     note(f"step {state['step']} of {name}, in float32")
     prompts = fit_prompts(model, tokenizer, texts, config)
-    weights = identity(checkpoint.find(name, state["step"]))
-    memory = Datastore(store, weights, model.config)
+    weights = datastore.identity(checkpoint.find(name, state["step"]))
+    memory = datastore.Datastore(store, weights, model.config)
     note(f"{len(memory.tokens):,} keys of {store}, weight {memory.weight:g}")
-    write_all(Opened(name, WithNeighbours(model, memory), tokenizer, prompts), config)
+    write_all(Opened(name, datastore.WithNeighbours(model, memory), tokenizer, prompts), config)
 
 
 def read(argv):
@@ -236,6 +226,7 @@ def read(argv):
         raise UserError("give a command and a run", "command line", fix)
     if command != "write":
         return command, words[1], build(KnnConfig, values)
+    refuse_idle(given.typed, [*NAMING, "compile"])
     config = build_config(values)
     if config.dtype not in ("auto", "float32"):
         what = f"neighbours are found in float32, not {config.dtype}"

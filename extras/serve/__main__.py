@@ -18,7 +18,7 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 from common.configurator import Range, build, load
 from sample import choose_device, open_model
 from sampling.prompts import read_prompts
-from sampling.settings import SampleConfig
+from sampling.settings import NAMING, SampleConfig, refuse_idle
 
 
 @dataclass
@@ -35,6 +35,7 @@ def read(argv):
         raise UserError("the page shows one model or two", "command line", fix)
     if given.values.get("chat"):
         raise UserError("the page has no conversations", "--chat", "chat with sample.py")
+    refuse_idle(given.typed, [*NAMING, "prompts", "num_samples", "jsonl", "show_probs"])
     return build(ServeConfig, given.values), build(SampleConfig, given.values), names
 
 

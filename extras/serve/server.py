@@ -29,7 +29,7 @@ from common.files import warn_once
 from common.runtime import seed_for
 from sample import steps
 from sampling.prompts import fit
-from sampling.settings import SampleConfig
+from sampling.settings import DRAWN, SampleConfig
 from sampling.text import Sample, likeliest, texts_of
 
 FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
@@ -42,16 +42,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-SETTINGS = (  # the keys of SampleConfig that the page may set
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "max_new_tokens",
-    "seed",
-    "stop",
-)
 LEVELS = (0.5, 1, 2, 4, 8)  # nats of surprise at which a token gets the next colour
 ALTERNATIVES = 10  # likeliest tokens that are sent with each token
 WRITTEN = 2_000  # new tokens of a request at most, unless the command line asks for more
@@ -119,12 +109,6 @@ def below(count):
     return Annotated[int, Range(least=0, below=count)]
 
 
-def read_tokens(data, key, tokenizer):
-    """data[key], a list of token ids."""
-    kind = below(tokenizer.vocab_size)
-    return [check("a token", token, kind, "request") for token in data.get(key, [])]
-
-
 # ---------------------------------------------------------------- one model
 
 
@@ -188,7 +172,7 @@ class Page:
         self.worker = ThreadPoolExecutor(1)
         kinds = keys(SampleConfig)
         self.kinds = {"model": below(len(opened)), "prompt": str, "kept": list}
-        self.kinds |= {key: kinds[key] for key in SETTINGS}
+        self.kinds |= {key: kinds[key] for key in DRAWN}
         self.kinds["max_new_tokens"] = Annotated[int, Range(least=0, most=self.most)]
 
     def compute(self, function, *args):
@@ -199,7 +183,7 @@ class Page:
             "models": [
                 {"name": one.name, "vocabulary": one.tokenizer.vocab_size} for one in self.opened
             ],
-            "settings": {key: getattr(self.config, key) for key in SETTINGS},
+            "settings": {key: getattr(self.config, key) for key in DRAWN},
             "prompt": self.opened[0].prompts[0],
             "levels": LEVELS,
             "most": self.most,
@@ -209,10 +193,11 @@ class Page:
     async def write(self, request):
         data = await read(request, self.kinds)
         opened = self.opened[data.get("model", 0)]
-        given = {key: data[key] for key in SETTINGS if key in data}
+        given = {key: data[key] for key in DRAWN if key in data}
         config = dataclasses.replace(self.config, **given)
         prompt = fit(opened.tokenizer, data.get("prompt", ""), "", config.skip_unknown)
-        kept = read_tokens(data, "kept", opened.tokenizer)
+        kind = below(opened.tokenizer.vocab_size)
+        kept = [check("a token", token, kind, "request") for token in data.get("kept", [])]
         written = write(opened, config, prompt, kept)
         return StreamingResponse(self.lines(written), media_type="application/x-ndjson")
 

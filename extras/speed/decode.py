@@ -27,7 +27,7 @@ import torch
 
 from bench.ablation.rows import threads_text
 from bench.ablation.step_times import ratio, turns
-from common.configurator import PathName, PositiveInt
+from common.configurator import PathName, PositiveInt, build
 from common.errors import UserError
 from extras.speed import peers
 from extras.speed.results import Rounds
@@ -74,14 +74,7 @@ class SpeedConfig:
 def random_llama(config):
     """A LLaMA with three times its initial weights, so that its text depends on the context."""
     torch.manual_seed(0)
-    sizes = LlamaConfig(
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        n_embd=config.n_embd,
-        vocab_size=config.vocab_size,
-        block_size=config.block_size,
-    )
-    model = Llama(sizes).eval()
+    model = Llama(build(LlamaConfig, vars(config))).eval()  # the sizes are keys of both
     for p in model.parameters():
         if p.dim() == 2:
             p.mul_(3.0)
@@ -221,14 +214,6 @@ def number_bytes(name, dtype):
     return 2 if "16" in name else 4
 
 
-def equal_tokens(text, other):
-    """The number of tokens that two texts have in common before the first difference."""
-    for i, (a, b) in enumerate(zip(text, other, strict=False)):  # a side may write fewer tokens
-        if a != b:
-            return i
-    return len(text)
-
-
 def rows_of(config, model, n, engines, batch):
     """The rows of a number of sequences for torch's number of threads, the slowest first."""
     start = torch.ones(batch, 1, dtype=torch.long, device=model.wte.weight.device)
@@ -249,7 +234,7 @@ def rows_of(config, model, n, engines, batch):
         if name != rival and rival in speeds:
             row[f"times {rival.split(',')[0]}"] = ratio(speed / speeds[rival])
         if name in texts:
-            row["same text"] = equal_tokens(texts[name], texts[OURS])
+            row["same text"] = len(os.path.commonprefix([texts[name], texts[OURS]]))
         if name in compiling:
             row["compiling, s"] = compiling[name]
         rows.append(row)

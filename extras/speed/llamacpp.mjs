@@ -1,7 +1,7 @@
 // Writes greedy tokens with llama.cpp, as run.c of llama2.c does: the tokens on stdout, and
-// llama.cpp's own tokens per second as the last word on stderr.
+// llama.cpp's own tokens per second on stderr.
 //     node llamacpp.mjs NODE_LLAMA_CPP_FOLDER FILE.gguf CACHE_FORMAT COUNT
-// OMP_NUM_THREADS is the number of threads. A text of one token is for timing the start.
+// OMP_NUM_THREADS is the number of threads.
 const [folder, file, kind, count] = process.argv.slice(2);
 const {getLlama, LlamaLogLevel} = await import(`${folder}/node_modules/node-llama-cpp/dist/index.js`);
 
@@ -10,11 +10,9 @@ const threads = Number(process.env.OMP_NUM_THREADS);
 const quiet = {logLevel: LlamaLogLevel.info, logger: (level, message) => (log += message)};
 const llama = await getLlama({gpu: false, build: "never", maxThreads: threads, ...quiet});
 
-const began = performance.now();
 const model = await llama.loadModel({modelPath: file});
 const cache = {experimentalKvCacheKeyType: kind, experimentalKvCacheValueType: kind};
 const context = await model.createContext({threads, performanceTracking: true, ...cache});
-const loaded = (performance.now() - began) / 1000;
 
 async function write(n) {
     const tokens = [], sequence = context.getSequence();
@@ -27,13 +25,12 @@ async function write(n) {
     return tokens;
 }
 
-if (Number(count) > 1)
-    await write(16);
+await write(16);
 await context.printTimings(); // which also resets them
 log = "";
 const tokens = await write(Number(count));
 await context.printTimings();
 const speed = /: +eval time.* ([0-9.]+) tokens per second/.exec(log)[1];
 console.log(tokens.join(" "));
-console.error(`loaded in ${loaded.toFixed(3)} s, tok/s: ${speed}`);
+console.error(speed);
 process.exit(0);

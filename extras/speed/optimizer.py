@@ -19,7 +19,7 @@ from bench.ablation.step_times import ratio
 from common.configurator import PositiveInt
 from common.runtime import Runtime
 from extras.speed.results import Rounds, finished, times_in_turn
-from extras.speed.train import SHAPES, fast_dtypes, ours
+from extras.speed.train import SHAPES, Side, fast_dtypes, ours
 from training.optim import make_optimizers
 from training.settings import TrainConfig
 
@@ -56,16 +56,12 @@ def make_sets(model, runtime):
 def time_shape(shape, steps, runtime):
     """{"model", "adamw", "muon", "torch": seconds of each round}: forward and backward, and a step
     of each set of optimizers."""
-    torch.manual_seed(0)
-    model, loss = ours("llama", shape)
-    model.to(runtime.device)
-    size = (2, shape.batch_size, shape.block_size)
-    x, y = torch.randint(shape.vocab_size, size, device=runtime.device)  # (B, T) each
+    side = Side(partial(ours, "llama", shape), shape, runtime)
 
     def backward():
-        model.zero_grad()
+        side.model.zero_grad()
         with runtime.autocast():
-            value = loss(x, y)
+            value = side.loss(side.x, side.y)
         value.backward()
 
     def seconds(functions):
@@ -76,7 +72,7 @@ def time_shape(shape, steps, runtime):
 
     backward()
     sides = {"model": partial(seconds, [backward])}
-    for name, optimizers in make_sets(model, runtime).items():
+    for name, optimizers in make_sets(side.model, runtime).items():
         sides[name] = partial(seconds, [optimizer.step for optimizer in optimizers])
     return times_in_turn(sides, steps, WARM_UP)
 

@@ -182,7 +182,6 @@ def test_a_batch_of_texts_is_timed_beside_transformers(measured):
     rows = checked(line, text)
     assert rows.keys() == {decode.OURS, decode.TRANSFORMERS} and line["name"] == "batch 3"
     assert {row["same text"] for row in rows.values()} == {4}
-    assert decode.equal_tokens([3, 1, 4], [3, 1, 5]) == 2
 
 
 @pytest.mark.slow

@@ -61,6 +61,7 @@ def test_a_pattern_without_a_file_is_named_and_a_pipe_is_not_waited_for():
     assert "no file matches (--input=src/*.md)" in message(find_files, "src/a.txt,src/*.md,src")
     os.mkfifo("pipe"), os.mkfifo("src/pipe")
     assert "no file here (--input=pipe)" in message(find_files, "pipe")
+    assert "no file here (--input=pi*)" in message(find_files, "pi*")
     assert [*find_files("src,*")] == [Path("src/a.txt")]
 
 
@@ -212,7 +213,7 @@ CUT = gzip.compress(random.Random(0).randbytes(999), mtime=0)[:500]
 @pytest.mark.parametrize(
     "name, content, words",
     [
-        ("a.txt", "wide".encode("utf-16"), "the text is UTF-16 or UTF-32, not utf-8 (a.txt)"),
+        ("a.txt", "wide".encode("utf-16"), "or UTF-16 or UTF-32, not utf-8 text (a.txt)"),
         ("a.txt", "wide text".encode("utf-16-be"), "the file is binary, or UTF-16"),
         ("a.txt", "ä".encode() * 9 + b"\xc3", "the text is not utf-8: byte 18 (a.txt)"),
         ("a.jsonl", "\n\n", "the table is empty (a.jsonl)"),
@@ -258,7 +259,7 @@ def test_what_a_folder_holds_besides_text_is_left_out_by_name(tree, capsys):
     for name, why in {
         "logo.png": "the file is binary",
         "old.txt": "the text is not utf-8: byte 3",
-        "wide.txt": "the text is UTF-16 or UTF-32",
+        "wide.txt": "the file is binary, or UTF-16 or UTF-32",
         "empty.py": "the file is empty",
         "other.jsonl": "there is no field text among: id",
     }.items():
