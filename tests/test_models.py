@@ -33,9 +33,6 @@ def on_meta(model_class, config):
         return model_class(config)
 
 
-# ---------------------------------------------------------------- sizes
-
-
 def test_gpt2_124m():
     assert count(on_meta(GPT, GPTConfig())) == 124_439_808
     # without biases: 12 blocks of 2 norms, 4 C x C, C x 4C and 4C x C, and the last norm
@@ -66,15 +63,9 @@ def test_mlp_width(n_embd, multiplier, multiple_of, width):
     assert mlp.down.weight.shape == (n_embd, width)
 
 
-# ---------------------------------------------------------------- gates
-
-
 @bases
 def test_the_readable_model_passes_the_gates(base):
     gates.check(base, CORNER)
-
-
-# ---------------------------------------------------------------- parts
 
 
 def test_rmsnorm_is_computed_in_fp32():
@@ -135,9 +126,6 @@ def test_rope_of_a_cast_model_is_fp32():
     assert not any("rope" in name or "freq" in name for name in names), "no table in checkpoints"
 
 
-# ---------------------------------------------------------------- whole models
-
-
 def test_gpt2_refuses_past_block_size():
     c = config("gpt2", CORNER)
     made, cache = make(c), KVCache()
@@ -186,9 +174,6 @@ def test_dropout_acts_where_gpt2_had_it(base, monkeypatch):
         ]
 
 
-# ---------------------------------------------------------------- initial weights
-
-
 @bases
 def test_initialisation(base):
     sizes = dict(n_layer=8, n_embd=64, vocab_size=999, block_size=100)
@@ -206,9 +191,6 @@ def test_initialisation(base):
         else:
             assert (p == (0 if name.endswith("bias") else 1)).all(), name
     assert kinds == {True, False}
-
-
-# ---------------------------------------------------------------- two files to be read side by side
 
 
 def test_the_two_files_stay_close():

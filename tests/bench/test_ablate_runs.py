@@ -368,9 +368,6 @@ def test_workers_share_cores_and_gpus(monkeypatch):
     assert runs.worker_slots(None, "cuda:1") == [("5", 8)]
 
 
-# ---------------------------------------------------------------- for real
-
-
 @pytest.mark.slow
 def test_a_real_sweep(data_dir, out, monkeypatch):
     """Two arms, two seeds, trained by train.py, reported; and started again, which changes

@@ -67,9 +67,6 @@ def test_the_configurations_of_stored_rows_are_the_same(folder):
         assert line["id"] == facts["code_hash"]
 
 
-# ---------------------------------------------------------------- changed code
-
-
 def other_decay(monkeypatch):
     real = optim.parameter_groups
     other = lambda model, decay, *taken: real(model, 0.8 * decay, *taken)

@@ -319,9 +319,6 @@ def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, mon
     assert max(map(len, printed.splitlines())) <= 80
 
 
-# ---------------------------------------------------------------- one run
-
-
 def test_a_run_gives_the_numbers_of_train_py(data_dir, tmp_path):
     import train
 

@@ -300,8 +300,6 @@ def test_a_terminal_of_80_columns_breaks_no_word(tmp_path, name):
     assert tables.difference(row, 3) in text
 
 
-# ---------------------------------------------------------------- caveats
-
 CLEAN = FEW | {"noise": 0.002}
 CHANGES = {  # what must be said -> the change of the clean sweep
     "at the base's learning rate, which favours": {"lr_grid": [1]},

@@ -144,9 +144,6 @@ def test_all_missing_datasets_are_named_at_once(tmp_path, monkeypatch):
     assert "plays_byte" in str(caught.value) and "python_bpe1024" in str(caught.value)
 
 
-# ---------------------------------------------------------------- rates
-
-
 def quadratic(places, level, best, curve):
     return [(x, level + curve * (x - best) ** 2) for x in places]
 

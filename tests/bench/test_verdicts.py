@@ -220,9 +220,6 @@ def test_a_run_that_the_machine_killed_is_counted_apart(tmp_path):
     assert (rope["verdict"], rope["diverged"], rope["reason"]) == ("failed", 0, "runs failed")
 
 
-# ---------------------------------------------------------------- the text
-
-
 def test_a_verdict_that_does_not_hold_on_every_text_says_so(tmp_path):
     sweep, lines, _ = make_sweep(tmp_path, effects=ROPE, **CALM)
     rope = judge(sweep, lines)[1]["rope"]

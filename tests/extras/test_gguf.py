@@ -43,9 +43,6 @@ def read(path):
     return {key: field.contents() for key, field in reader.fields.items()}, tensors
 
 
-# ---------------------------------------------------------------- the command
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_file_appears_whole_or_not_at_all(fails, tmp_path, monkeypatch, capsys):
     """What a killed export left is removed; colleagues may read what is written."""
@@ -76,9 +73,6 @@ def test_the_file_appears_whole_or_not_at_all(fails, tmp_path, monkeypatch, caps
 def test_a_wrong_command_line(argv):
     with pytest.raises(UserError, match="type python -m extras.gguf RUN --dest=FILE"):
         gguf.main(argv)
-
-
-# ---------------------------------------------------------------- the model
 
 
 def gguf_logits(fields, stored, idx):
@@ -172,9 +166,6 @@ def test_what_gguf_does_not_have(word, more, tmp_path):
     made = small_model(word, **more)
     with pytest.raises(UserError, match="rope_scaling|hidden_act|window|activation_function"):
         write(tmp_path / "x.gguf", made, ByteTokenizer())
-
-
-# ---------------------------------------------------------------- the tokenizer
 
 
 @pytest.mark.parametrize("unused", [0, 5])

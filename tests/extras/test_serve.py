@@ -343,9 +343,6 @@ def test_ctrl_c_ends_quietly_and_a_taken_port_is_one_line(runs):
     assert err.splitlines()[-1] == "stopped"
 
 
-# ---------------------------------------------------------------- in a browser
-
-
 def visible(text):
     """A text as the page shows it: a sign in place of each control character."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "\ufffd", text)

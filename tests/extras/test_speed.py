@@ -281,9 +281,6 @@ def test_one_measurement_is_named(argv):
         speed.main(argv)
 
 
-# ---------------------------------------------------------------- the page
-
-
 def test_the_page_has_the_newest_measurement_of_each_machine(monkeypatch):
     """Not measured on a GPU, until it is; a measurement on a CPU is none on a GPU."""
     assert page.page().count("not measured (`") == 7

@@ -154,9 +154,6 @@ def test_the_vocabulary_is_common(tasks_dir):
     assert {coder.chars for coder in coders} == {CHARS} and len({*CHARS}) == len(CHARS) == 67
 
 
-# ---------------------------------------------------------------- the command
-
-
 def test_the_command_and_what_it_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "SAMPLES", {"train": 5, "val": 2, "test": 2})
     tasks.main(["copy", "--seed=2", f"--data_dir={tmp_path}"])

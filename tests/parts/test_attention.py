@@ -305,9 +305,6 @@ def test_shared_keys_reach_each_block():
         assert all(torch.equal(plain, other) for other in others)
 
 
-# ---------------------------------------------------------------- masks and caches
-
-
 def test_no_mask_is_made_where_no_layer_reads_one():
     """A chunk of a long prompt would have one of chunk times text."""
     for arm, reads in (

@@ -9,9 +9,6 @@ from parts import fast_attention
 from parts.cache import KVCache
 from parts.variant import Variant
 
-# ---------------------------------------------------------------- FlexAttention
-
-
 FLEX = [
     dict(window=5, full_every=2, attn_softcap=2.0),  # another mask in each layer
     dict(block_local=6),
@@ -50,9 +47,6 @@ def test_what_flex_attention_does_not_do_is_left_to_attention(arm, monkeypatch):
     monkeypatch.setattr(fast_attention, "flex_attention", None)
     model = Variant(config("llama", dict(n_embd=64) | arm))
     assert model(tokens(model.config))[0].isfinite().all()
-
-
-# ---------------------------------------------------------------- blocks
 
 
 BLOCKS = [

@@ -34,9 +34,6 @@ def test_named_architectures_train(arch):
     gates.learns(make(config("gpt2", dict(arch=arch, n_embd=32, n_experts=4, top_k=2))))
 
 
-# ---------------------------------------------------------------- mistakes that the gates show
-
-
 @torch.no_grad()
 def test_a_dead_switch_would_be_seen(monkeypatch):
     """Rotation that is skipped, as in a published "NoPE = RoPE" result."""
@@ -119,9 +116,6 @@ def test_a_norm_that_divides_by_zero_would_be_seen(monkeypatch):
         gates.reads_zeros(model.double())
 
 
-# ---------------------------------------------------------------- the corners
-
-
 @bases
 def test_corner_is_the_readable_model_to_the_last_bit(base):
     config_class, model_class = CORNERS[base]
@@ -149,9 +143,6 @@ def test_corner_is_the_readable_model_to_the_last_bit(base):
     other = KVCache()
     for piece in (x[:, :7], x[:, 7:8], x[:, 8:20]):
         assert torch.equal(corner(piece, cache=own)[0], variant(piece, cache=other)[0])
-
-
-# ---------------------------------------------------------------- combinations of slots
 
 
 PAIRS = [

@@ -28,9 +28,6 @@ def mixer_of(word, **more):
     return randomised(config("llama", arm(word, n_layer=1) | more)).blocks[0].attn
 
 
-# ---------------------------------------------------------------- three forms
-
-
 def drawn(word, T, dtype):
     """(a mixer, a state, the inputs of its recurrence for T tokens)."""
     generator = torch.Generator().manual_seed(0)
@@ -86,17 +83,12 @@ def test_over_chunks_it_is_its_formula(word, more, monkeypatch):
     assert close(mixer(x, None), formula(mixer, x, None), 1e-9)
 
 
-# ---------------------------------------------------------------- the gates, over several chunks
-
-
 def test_gates_over_several_chunks(monkeypatch):
     monkeypatch.setattr(recurrence, "CHUNK", 5)  # 24 tokens are five chunks
     for word in WORDS:
         gates.check("gpt2", arm(word))
         gates.check("llama", arm(word))
 
-
-# ---------------------------------------------------------------- what it remembers
 
 # Layers that forget their past.
 SPARE = [
@@ -125,9 +117,6 @@ def test_it_goes_back_as_far_as_it_has_copies(change):
         cache.rewind(15)
 
 
-# ---------------------------------------------------------------- costs and refusals
-
-
 @words
 def test_costs_over_several_chunks(word):
     for T in (64, 100, 130):
@@ -145,9 +134,6 @@ def test_it_starts_as_the_authors_code(word):
     rate = -log_alpha / dt
     assert 1 <= rate.min() < 2 and 15 < rate.max() <= 16.001
     assert mixer.conv.weight.abs().max() <= 0.5 and mixer.conv.weight.std() > 0.25
-
-
-# ---------------------------------------------------------------- transformers
 
 
 def check_against_qwen3_next(detail=None):

@@ -32,9 +32,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# ---------------------------------------------------------------- formats
-
-
 def test_format_1_samples(out, capsys):
     argv = ["--device=cpu", "--temperature=0", "--num_samples=1", "--max_new_tokens=24"]
     sample.main([f"--out_dir={out}", "--start=the k", *argv])
@@ -58,9 +55,6 @@ def test_format_1_resumes(out, data_dir):
 def test_a_pipe_in_a_checkpoint_does_not_hang(out, name):
     replace_by_pipe(out / "ckpt" / "000020" / name)
     assert "not whole: " in refused(checkpoint.open_run, out)
-
-
-# ---------------------------------------------------------------- a save that is cut short
 
 
 def test_killed_while_an_old_checkpoint_is_removed(out, monkeypatch):
@@ -152,9 +146,6 @@ def test_a_reader_beside_a_save_always_finds_a_checkpoint(out):
     done.set()
     reader.join()
     assert len(seen) > 10 and all(steps == [20] for steps in seen)
-
-
-# ---------------------------------------------------------------- surroundings of a run
 
 
 @pytest.mark.parametrize("function", ["rmtree", "rename"])

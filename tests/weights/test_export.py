@@ -47,9 +47,6 @@ def runs(tmp_path_factory):
     return root
 
 
-# ---------------------------------------------------------------- the command
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_hugging_face_writes_the_same_text(runs, name, tmp_path, capsys):
     dest = tmp_path / "hf"
@@ -117,9 +114,6 @@ def test_a_dest_that_appears_meanwhile_stays(tmp_path):
     with pytest.raises(Failure, match="it exists already"):
         export.write_atomically(tmp_path / "model", write)
     assert (tmp_path / "model").read_text() == "not ours" and len([*tmp_path.iterdir()]) == 1
-
-
-# ---------------------------------------------------------------- the model card
 
 
 def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path, monkeypatch):

@@ -102,9 +102,6 @@ def test_any_mlp_width(n_embd):
             assert MLP(LlamaConfig(n_head=1, n_embd=n_embd, **values)).up.out_features == width
 
 
-# ---------------------------------------------------------------- into our model
-
-
 def test_a_smaller_block_size_takes_the_first_positions():
     reference = theirs("gpt2")
     word, values, tensors = to_ours(*parts(reference))
@@ -130,8 +127,6 @@ def test_heads_tied_and_untied(kind, tmp_path):
     made = ours(*load_pretrained(save(tmp_path, config | {"tie_word_embeddings": True}, tensors)))
     assert torch.equal(made.lm_head.weight, tensors["lm_head.weight"])
 
-
-# ---------------------------------------------------------------- configurations that are not ours
 
 HUGE = 10**9
 REFUSED = {  # {model_type: [(key, value, what the message names instead of the key)]}

@@ -237,9 +237,6 @@ def test_a_tokenizer_without_an_end_takes_no_pairs(made, tmp_path):
     assert hf.load_tokenizer(str(tmp_path / "bare")).stops == (0,)  # though it is not listed
 
 
-# ---------------------------------------------------------------- stored before
-
-
 @pytest.mark.parametrize("kind", ["sentencepiece", "bpe"])
 def test_what_was_stored_before(kind, made, tmp_path):
     """A run's tokenizer still reads and writes; data are to be prepared again."""
