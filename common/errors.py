@@ -118,7 +118,10 @@ def discard(stream):
 
 def speaks():
     """Whether this process prints messages: of the processes of torchrun, only rank 0 does."""
-    return os.environ.get("RANK", "0") == "0" or not os.environ.keys() >= set(TORCHRUN)
+    rank = os.environ.get("RANK", "")
+    size = os.environ.get("WORLD_SIZE", "")
+    is_whole = os.environ.keys() >= set(TORCHRUN) and rank.isdecimal() and size.isdecimal()
+    return not is_whole or int(rank) == 0 or int(rank) >= int(size)
 
 
 def end_at_once():

@@ -154,13 +154,17 @@ def make_task(task, seed=0, data_dir="data"):
     return meta
 
 
-def main(argv):
+def read(argv):
+    """(TaskConfig, the name of a task) of a command line."""
     given = load(argv, [TaskConfig], __doc__)
-    words = given.words
-    config = build(TaskConfig, given.values)
-    if len(words) != 1:
+    if len(given.words) != 1 or given.words[0] not in TASKS:
         raise UserError("name one task", "command line", f"choose from {', '.join(TASKS)}")
-    meta = make_task(words[0], config.seed, config.data_dir)
+    return build(TaskConfig, given.values), given.words[0]
+
+
+def main(argv):
+    config, name = read(argv)
+    meta = make_task(name, config.seed, config.data_dir)
     prepare.print_training(meta, config.data_dir)
 
 

@@ -111,7 +111,7 @@ class Worker:
         """(job, its result), once it has ended. A worker that died is replaced."""
         try:
             result = self.connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self.process.join()
             status = self.process.exitcode
             result = {"status": "failed", "reason": f"its process ended with status {status}"}

@@ -131,7 +131,5 @@ def test_the_table_of_the_five_changes_is_that_of_the_page(table):
         chance, _, verdict = shown[3].removesuffix(" |").partition(": ")
         assert all(f" {each} " in said for each in (verdict, shown[2][:-2], chance)), change
 
-
-def test_the_text_beside_the_table(table):
     muon = table.query("part == 'Muon' and setting == 'plays'").worth.item()
     assert f"needs {muon:.2f} × the tokens of Muon" in README

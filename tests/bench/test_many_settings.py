@@ -331,3 +331,22 @@ def test_a_run_gives_the_numbers_of_train_py(data_dir, tmp_path):
     assert result["status"] == "done" and 0 < result["step_cpu_seconds"] <= result["cpu_seconds"]
     diverged = run.run_once(values | {"learning_rate": 1e4, "grad_clip": 0})
     assert diverged["status"] == "diverged" and diverged["reason"]
+
+
+@pytest.mark.slow
+def test_a_worker_outlives_a_run_that_fails_and_is_replaced_when_it_is_killed(data_dir):
+    values = TINY | {"data_dir": str(data_dir), "dataset": "words", "batch_size": 4}
+    worker = run.Worker()
+    told = []
+    for n_head, kill in ((3, False), (2, True), (2, False)):
+        job = SimpleNamespace(values=values | {"n_head": n_head})
+        worker.start(job)
+        if kill:
+            worker.process.kill()
+        assert run.ended([worker], seconds=120) == [worker]
+        ended, result = worker.result()
+        assert ended is job and worker.job is None
+        told.append((result["status"], result["reason"]))
+    worker.process.terminate()
+    assert told[0][0] == "failed" and "n_head=3" in told[0][1]
+    assert told[1:] == [("failed", "its process ended with status -9"), ("done", None)]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from bench.ablation import progress, runs, schedule, sweep
+from bench.ablation import power, progress, runs, schedule, sweep
 from helpers.ablation import arm
 from helpers.runs import refusing
 
@@ -95,6 +95,13 @@ def test_what_a_sweep_shows_is_told_in_nats_where_the_noise_of_its_base_is_known
         plan.rows[job.key] = vars(job) | {"status": "done", "final_report": loss}
     sd = statistics.stdev([0, 1, 0, 1, 0, 1, 0])  # seeds 0 to 3, and 0 to 2 of the base again
     assert told() / sd == pytest.approx(deviations, abs=0.06)
+
+
+def test_a_rung_is_compared_with_as_many_runs_of_the_rung_below(planned):
+    rungs = arm(rms=dict(norm="rmsnorm"), rope=dict(position="rope"))
+    told = progress.what_it_shows(planned("--design=ladder", rungs, "--seeds=5"))
+    visible = power.smallest_visible((2 / 5) ** 0.5, 8, power.ALPHA / 2)
+    assert told.startswith("5 runs of an arm beside 5 without") and f"of {visible:.1f} st" in told
 
 
 def test_names_of_arms_are_no_markup():

@@ -49,14 +49,9 @@ def test_the_plan_is_the_fraction_it_says(answer):
         assert sum(x[one] * x[other] for x in cells) == 0
     for letter in "ABCDEFGH":
         assert sum(x[letter] for x in cells[:4]) == 0
-
-
-def test_a_cell_is_named_by_its_place_in_the_standard_order(answer):
-    for each in answer.settings:
-        x = levels(each)
-        bits = [(x[letter] + 1) // 2 for letter in "ABCD"]
-        number = 1 + 8 * bits[0] + 4 * bits[1] + 2 * bits[2] + bits[3]
-        assert each.name == f"c{number:02d}"
+    for x, each in zip(cells, answer.settings, strict=True):  # named by its place in the order
+        place = 1 + sum(bit for key, bit in zip("ABCD", (8, 4, 2, 1), strict=True) if x[key] > 0)
+        assert each.name == f"c{place:02d}"
 
 
 def test_no_setting_of_the_test_is_in_the_plan(answer):

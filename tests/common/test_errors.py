@@ -124,20 +124,13 @@ def test_streams_that_take_nothing(tmp_path, words, redirection, status, says):
     assert done.stderr.count("\n") == bool(says) and (words == 1 or not done.stdout)
 
 
+WHOLE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+PARTS = [{"WORLD_SIZE": "2", "RANK": "1"}, {"RANK": "0"}, {"MASTER_PORT": "29500"}]
+
+
 @pytest.mark.parametrize(
     "environment",
-    [
-        {"WORLD_SIZE": "2", "RANK": "1"},
-        {"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
-        {"WORLD_SIZE": "two"},
-        {"RANK": "x"},
-        {"RANK": "3"},  # of one process
-        {"RANK": "0"},
-        {"WORLD_SIZE": "1"},
-        {"MASTER_PORT": "29500"},
-        {"RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
-        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "x"},
-    ],
+    [*PARTS, WHOLE | {"MASTER_PORT": "x"}, WHOLE | {"RANK": "3"}, WHOLE | {"RANK": "x"}],
 )
 def test_leftovers_of_torchrun(monkeypatch, environment):
     for key in LEFTOVER:

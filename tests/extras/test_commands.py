@@ -21,6 +21,7 @@ from training.settings import read_config
 
 PAGES = [ROOT / "README.md", ROOT / "bench/README.md"]
 PAGES += [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "CHANGELOG"]
+PAGES += (ROOT / "config").glob("*recall.py")
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 COMMANDS = sorted(
     {
@@ -30,7 +31,7 @@ COMMANDS = sorted(
     }
 )
 NAMES = sorted(module.name for module in pkgutil.iter_modules(extras.__path__))
-STANDS_FOR = {"CONFIG": "config/llama_shakespeare.py", "a,b": "plays,sonnets"}
+STANDS_FOR = {"CONFIG": "config/llama_shakespeare.py", "a,b": "plays,sonnets", "NAME": "copy"}
 
 
 def module_of(name):

@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections import namedtuple
+from itertools import cycle
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from helpers.runs import arguments, equal, ready
 from prepare import prepare
 from training import ranks, step_costs
 from training.optim import OPTIMIZER, SCHEDULE
+
+TRAINED = zip(cycle(OPTIMIZER), SCHEDULE, strict=False)
 
 
 def mutated(function, old, new):
@@ -30,8 +33,7 @@ def mutated(function, old, new):
     "more",
     [
         "--model=gpt2 --dropout=0.1 --gradient_accumulation_steps=2",
-        *(f"--model=llama --optimizer={word}" for word in OPTIMIZER),
-        *(f"--schedule={word}" for word in SCHEDULE),
+        *(f"--model=llama --optimizer={word} --schedule={curve}" for word, curve in TRAINED),
         "--norm=batchnorm",
         "--model=llama --activation_checkpointing=True",
         "--dtype=bfloat16 --model=llama",

@@ -1,15 +1,12 @@
 """The tasks: what their samples ask, what is learned of them, and how often a model is right."""
 
 import re
-import shlex
 
 import numpy as np
 import pytest
 import torch
 
 import train
-from common.configurator import load
-from common.files import ROOT
 from extras import tasks
 from extras.tasks import CHARS, KEYS, PAIRS, TASKS, VALUES, make_task
 from helpers.runs import arguments, made, same_runs, stop_after
@@ -162,15 +159,3 @@ def test_the_command_and_what_it_prints(tmp_path, monkeypatch, capsys):
     assert "config/task_recall.py" in out and "--dataset=task:copy" in out
     for words in ([], ["other"], ["copy", "recall"]):
         assert "copy, recall, induction, needle" in message(tasks.main, words)
-
-
-def test_the_commands_of_the_docs_are_accepted():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "config").glob("*.py")]
-    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
-    commands = [line for line in lines if "python -m extras.tasks " in line]
-    found = re.findall(r"python -m extras\.tasks ([^`|#\n]+)", "\n".join(commands))
-    assert len(found) >= 3
-    for command in found:
-        given = load(shlex.split(command), [tasks.TaskConfig], "")
-        (name,) = given.words
-        assert name in TASKS or name == "NAME"

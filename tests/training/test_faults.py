@@ -333,6 +333,7 @@ def flip(data):
 
 BROKEN = {  # (file, what becomes of its bytes)
     "flipped bit": ("model.safetensors", flip),
+    "flipped tokenizer": ("tokenizer.json", flip),
     "truncated": ("optimizer.safetensors", lambda data: data[:100]),
     "missing file": ("config.json", None),
     "garbage checksums": ("checksums.json", lambda data: b"{"),

@@ -206,8 +206,7 @@ def test_drawing_warns_once(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("at", ["start", "log", "close"])
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv"])
-def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, name, at):
+def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, at):
     """In whatever it does. It warns once; log.jsonl has all rows."""
     broken = Mock(side_effect=OSError("no network"))
     starts = {
@@ -215,13 +214,13 @@ def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, na
         "log": lambda *more: (broken, lambda: None),
         "close": lambda *more: (lambda row: None, broken),
     }
-    monkeypatch.setitem(run_folder.LOGGERS, name, starts[at])
-    log = run_folder.LogFile(new_run(TrainConfig(out_dir=str(tmp_path), log=f"{name},{name}")))
+    monkeypatch.setitem(run_folder.LOGGERS, "csv", starts[at])
+    log = run_folder.LogFile(new_run(TrainConfig(out_dir=str(tmp_path), log="csv,csv")))
     for step in (1, 2, 3):
         log.keep({"step": step, "loss": 1.0})
     log.close()
     err = capsys.readouterr().err
-    assert err.count(f"warning: {name} ") == err.count("warning") == 1 and "no network" in err
+    assert err.count("warning: csv ") == err.count("warning") == 1 and "no network" in err
     assert len(run_folder.read_log(tmp_path / "log.jsonl")) == 3
 
 
