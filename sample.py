@@ -221,7 +221,10 @@ def load(name, checkpoint="latest", device="cpu"):
     """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
     a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
     name = os.path.expanduser(name)
-    model, tokenizer, _ = open_weights(name, checkpoint, torch.device(find_device(str(device))))
+    device = str(device)
+    if not device.startswith("cuda"):
+        device = device.partition(":")[0]  # the others have no numbers
+    model, tokenizer, _ = open_weights(name, checkpoint, torch.device(find_device(device)))
     return model, tokenizer
 
 
@@ -358,9 +361,9 @@ def converse(opened, config):
             text = input("" if config.jsonl else "> ")
         except EOFError:
             return
+        text = fit(opened.tokenizer, text, "", config.skip_unknown)
         messages.append({"role": "user", "content": text})
-        text = chat_prompt(opened.tokenizer, messages)
-        prompt = fit(opened.tokenizer, text, "", config.skip_unknown)
+        prompt = chat_prompt(opened.tokenizer, messages)
         sample = write_all(opened._replace(prompts=[prompt]), config)
         messages.append({"role": "assistant", "content": sample.text})
 

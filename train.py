@@ -239,7 +239,7 @@ def train_step(run):
     run.changing = True
     lr = learning_rate(run.step, config)  # linear warm-up, then config.schedule down to min_lr
     norm, skipped = update_weights(run, lr)
-    if not skipped:  # balance the loads of experts, if it has any, counted on all ranks
+    if not skipped:  # balance the loads of experts, if there are any, counted on all ranks
         moe.after_step(run.model, lambda counts: ranks.all_reduce_sum(counts, runtime))
     run.step += 1
     run.changing = False

@@ -114,8 +114,8 @@ def all_equal(losses):
 
 def compare_runs(pair, margin):
     """The Test of the losses of an arm and of the base, infinite where a run diverged, by the rule
-    of contrasts.outcome. A useless change has two ways to be called worse then, by its loss and by
-    the number of its runs that diverged, but none to be called better."""
+    of contrasts.outcome. Where runs diverged, a useless change has two ways to be called worse, by
+    its loss and by the number of these runs, but none to be called better."""
     from bench.ablation.contrasts import compare, failures, finite, outcome
 
     learned = [finite(losses) for losses in pair]

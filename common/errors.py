@@ -116,12 +116,21 @@ def discard(stream):
     os.close(nowhere)
 
 
+def ranks_of_torchrun():
+    """(rank, number of ranks) of this process, from the environment that torchrun sets. None if its
+    variables are missing, or contradict each other."""
+    numbers = [os.environ.get(name, "") for name in TORCHRUN if name != "MASTER_ADDR"]
+    if "MASTER_ADDR" not in os.environ or not all(text.isdecimal() for text in numbers):
+        return None
+    rank = int(os.environ["RANK"])
+    size = int(os.environ["WORLD_SIZE"])
+    return (rank, size) if rank < size else None
+
+
 def speaks():
     """Whether this process prints messages: of the processes of torchrun, only rank 0 does."""
-    rank = os.environ.get("RANK", "")
-    size = os.environ.get("WORLD_SIZE", "")
-    is_whole = os.environ.keys() >= set(TORCHRUN) and rank.isdecimal() and size.isdecimal()
-    return not is_whole or int(rank) == 0 or int(rank) >= int(size)
+    ranks = ranks_of_torchrun()
+    return ranks is None or ranks[0] == 0
 
 
 def end_at_once():

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.errors import TORCHRUN, UserError
+from common.errors import TORCHRUN, UserError, ranks_of_torchrun
 from common.files import ROOT
 
 # On a CPU, compiling and bfloat16 save time only in runs of more floating-point operations.
@@ -85,7 +85,7 @@ class Runtime:
             raise UserError(trouble, "environment: TORCHINDUCTOR_CACHE_DIR", fix)
 
         self.compile = asked
-        why = "as configured"
+        why = "as given or stored"
         if asked == "auto":
             self.compile, why = compile_pays(self.device_kind, flops, compiler)
             if self.compile and trouble:
@@ -172,13 +172,12 @@ def find_ranks():
     found = {name: os.environ[name] for name in TORCHRUN if name in os.environ}
     if not found:
         return 0, 1
-    numbers = [found.get(name, "") for name in TORCHRUN if name != "MASTER_ADDR"]
-    are_numbers = len(found) == len(TORCHRUN) and all(text.isdecimal() for text in numbers)
-    if not are_numbers or int(found["RANK"]) >= int(found["WORLD_SIZE"]):
+    ranks = ranks_of_torchrun()
+    if ranks is None:
         what = f"{', '.join(TORCHRUN)} contradict each other"
         where = "environment: " + " ".join(f"{name}={value}" for name, value in found.items())
         raise UserError(what, where, "start with torchrun, or unset them")
-    return int(found["RANK"]), int(found["WORLD_SIZE"])
+    return ranks
 
 
 def with_number(device):
@@ -284,7 +283,7 @@ class StopRequest:
         self.status = None
         self.noted_at = None  # when the first signal came
         self.handlers = {}  # those that Python had
-        if threading.current_thread() is not threading.main_thread():  # it can have no handlers
+        if threading.current_thread() is not threading.main_thread():  # no other can have handlers
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             handler = signal.getsignal(number)

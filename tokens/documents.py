@@ -251,7 +251,7 @@ def shape_of(path, field):
         with opened(path) as file:
             head = file.read(HEAD)
     if b"\0" in head:
-        what = "the file is binary, or UTF-16 or UTF-32, not utf-8 text"
+        what = "the file is binary, UTF-16 or UTF-32, not utf-8 text"
         raise UserError(what, path, "save it as utf-8, or leave it out")
     if kind in TABLES:
         return shape_of_table(path, field)

@@ -132,7 +132,7 @@ class Pairs(Split):
 
 class PairBatches:
     """The pairs in one endless global order, as batches.Batches orders windows. The pairs of an
-    example stay together: the first of two has an even number."""
+    example stay together: with two, the first has an even number."""
 
     def __init__(self, pairs, seed):
         self.pairs = pairs

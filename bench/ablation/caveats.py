@@ -1,6 +1,8 @@
 """The caveats of a report: fixed sentences, each with the condition under which it is printed. A
 condition returns whether it holds, or a list of the arms, runs or keys that it concerns."""
 
+import math
+
 from bench.ablation.rows import control_losses
 from bench.ablation.tables import known
 from bench.settings.plan import tokens_of
@@ -57,7 +59,7 @@ def beside_n_grams(section):
 
 def epochs(section):
     tokens = tokens_of(section.plan["base_values"])
-    times = tokens / section.plan["data"]["train_tokens"]
+    times = tokens / section.plan["data"].get("train_tokens", math.inf)
     return [f"{times:.3g} times"] if times > 1.05 else []
 
 

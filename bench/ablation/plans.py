@@ -57,11 +57,14 @@ def plan(folder):
 
 def is_plan(content):
     """Whether the content of a sweep.json has what this code reads."""
-    if not files.fits(content, PLAN):
+    if not (content.keys() >= PLAN.keys() and files.fits(content, PLAN)):
         return False
     arms = content["arms"]
-    if not all(isinstance(facts, dict) and files.fits(facts, ARM) for facts in arms.values()):
-        return False
+    for facts in arms.values():
+        if not isinstance(facts, dict) or not facts.keys() >= ARM.keys():
+            return False
+        if not files.fits(facts, ARM):
+            return False
     return {content["base"], *(facts["against"] for facts in arms.values())} <= arms.keys()
 
 

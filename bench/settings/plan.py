@@ -158,7 +158,8 @@ def read(argv, usage):
     config = build(SettingsConfig, given.in_files | typed)
     for key in ("settings", "arms"):
         if isinstance(getattr(config, key), str):
-            raise UserError("a config file gives this key as a dictionary", key, f"type --{key}")
+            fix = f"write a dictionary, or type --{key}=NAMES"
+            raise UserError("this key of a config file is a text", key, fix)
     settings = [Setting(name, values, False) for name, values in config.settings.items()]
     settings += [Setting(name, values, True) for name, values in (config.held_out or {}).items()]
     for setting in settings:

@@ -105,7 +105,11 @@ class Worker:
     def start(self, job):
         """Start a job: its `values` are the keys of train.py."""
         self.job = job
-        self.connection.send(job.values)
+        try:
+            self.connection.send(job.values)
+        except OSError:  # it was killed while it waited
+            self.begin()
+            self.connection.send(job.values)
 
     def result(self):
         """(job, its result), once it has ended. A worker that died is replaced."""

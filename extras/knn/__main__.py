@@ -4,7 +4,7 @@ python -m extras.knn build|score|write RUN --store=FOLDER [--dataset=NAME]
 A text as a memory beside the weights (kNN-LM, datastore.py). `build` reads the training split of a
 dataset that has the model's tokens. `score` chooses weight and temperature on the first half of the
 validation text and reports the loss on the second. `write` then writes with them, and takes the
-keys of sample.py. Memory holds SHARD keys at a time, whatever the length of the text.
+keys of sample.py that apply. Memory holds SHARD keys at a time, whatever the length of the text.
 """
 
 import json

@@ -3,7 +3,7 @@ python -m extras.serve RUN [RUN] [--port=8000] [--start="ROMEO:"]
 
 A page on which one model writes, or two side by side, token by token. RUN is a run folder, or
 pretrained weights as in sample.py --init_from. The page begins with the settings of the command
-line, which sample.py takes, too. It needs starlette and uvicorn.
+line, those keys of sample.py that apply. It needs starlette and uvicorn.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,11 @@ def read(argv):
     if given.values.get("chat"):
         raise UserError("the page has no conversations", "--chat", "chat with sample.py")
     refuse_idle(given.typed, [*NAMING, "prompts", "num_samples", "jsonl", "show_probs"])
-    return build(ServeConfig, given.values), build(SampleConfig, given.values), names
+    return (
+        build(ServeConfig, given.values),
+        build(SampleConfig, {"num_samples": 1} | given.values),
+        names,
+    )
 
 
 def main(argv):

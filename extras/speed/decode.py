@@ -234,7 +234,8 @@ def rows_of(config, model, n, engines, batch):
         if name != rival and rival in speeds:
             row[f"times {rival.split(',')[0]}"] = ratio(speed / speeds[rival])
         if name in texts:
-            row["same text"] = len(os.path.commonprefix([texts[name], texts[OURS]]))
+            both = [texts[name], texts[OURS]]
+            row["same text"] = len(os.path.commonprefix(both))  # of any lists, not just of paths
         if name in compiling:
             row["compiling, s"] = compiling[name]
         rows.append(row)

@@ -118,9 +118,10 @@ ODD_FACTS = [{"against": "nobody"}, {"changes": []}, {"curve": "2"}, {"match": 3
 ODD_ARMS = ["position=rope", None, *(plan_of("rope") | facts for facts in ODD_FACTS)]
 PLANS = [PLAN | {"margin": "wide"}, PLAN | {"base": "nobody"}]
 PLANS += [PLAN | {"arms": PLAN["arms"] | {"odd": facts}} for facts in ODD_ARMS]
+PLANS.append({key: PLAN[key] for key in PLAN if key != "controls"})
 
 
-@pytest.mark.parametrize("content", ["{nope", "{}", *map(json.dumps, PLANS)], ids=range(10))
+@pytest.mark.parametrize("content", ["{nope", "{}", *map(json.dumps, PLANS)], ids=range(11))
 def test_a_folder_without_a_plan_or_with_an_odd_arm_is_refused_in_one_line(tmp_path, content):
     assert plans.is_plan(PLAN)
     (tmp_path / "sweep.json").write_text(content)

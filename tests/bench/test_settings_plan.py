@@ -67,7 +67,7 @@ def test_batches_and_warmup_are_the_same_everywhere(answer):
         assert each.values["warmup_iters"] == each.values["max_iters"] // 10
 
 
-def test_the_command_line_narrows_the_plan(answer):
+def test_the_command_line_narrows_the_plan(answer, tmp_path, monkeypatch):
     assert [s.name for s in plans.read([ANSWER, "--settings=2"], "").settings] == ["c04", "c06"]
     named = plans.read([ANSWER, "--settings=h1,c16", "--arms=RoPE", "--passes=2"], "")
     assert [s.name for s in named.settings] == ["h1", "c16"]
@@ -82,6 +82,12 @@ def test_the_command_line_narrows_the_plan(answer):
     for words, fix in wrong.items():
         with pytest.raises(UserError, match=fix):
             plans.read([ANSWER, f"--{words}"], "")
+    for line, fix in {'arms = "RoPE"': "type --arms", 'settings = {"a": 1}': "setting a"}.items():
+        (tmp_path / "wrong.py").write_text(f"settings = {{}}\n{line}\n")
+        with pytest.raises(UserError, match=fix):
+            plans.read([str(tmp_path / "wrong.py")], "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert plans.read([ANSWER, "--out_dir=~/x"], "").out == tmp_path / "x"
     incomplete = dict(answer.settings[0].values)
     del incomplete["warmup_iters"]
     with pytest.raises(UserError, match="no warmup_iters .setting c04"):

@@ -130,7 +130,12 @@ PARTS = [{"WORLD_SIZE": "2", "RANK": "1"}, {"RANK": "0"}, {"MASTER_PORT": "29500
 
 @pytest.mark.parametrize(
     "environment",
-    [*PARTS, WHOLE | {"MASTER_PORT": "x"}, WHOLE | {"RANK": "3"}, WHOLE | {"RANK": "x"}],
+    [
+        *PARTS,
+        WHOLE | {"RANK": "1", "MASTER_PORT": "x"},
+        WHOLE | {"RANK": "3"},
+        WHOLE | {"RANK": "x"},
+    ],
 )
 def test_leftovers_of_torchrun(monkeypatch, environment):
     for key in LEFTOVER:

@@ -17,6 +17,7 @@ import pytest
 import extras
 from bench.ablation.settings import read as read_sweep
 from common.files import ROOT
+from helpers.texts import message
 from training.settings import read_config
 
 PAGES = [ROOT / "README.md", ROOT / "bench/README.md"]
@@ -71,6 +72,26 @@ def test_command_is_accepted(command, monkeypatch):
     words = shlex.split(command.replace("[", "").replace("]", ""))
     if not accept(words[2:]):
         pytest.skip(f"{words[2]} is not here")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "score RUN --start=a",
+        "attention_map RUN --show_probs",
+        "serve RUN --num_samples=3",
+        "knn write RUN --compile=True",
+        "speculative RUN --init_from=RUN",
+        "compare_texts RUN RUN --out_dir=RUN",
+    ],
+)
+def test_a_key_that_changes_nothing_is_named(words):
+    name, *argv = words.split()
+    module = module_of(name)
+    if module is None:
+        pytest.skip(f"{name} is not here")
+    key = argv[-1].removeprefix("--").partition("=")[0]
+    assert message(module.read, argv).startswith(f"{key} changes nothing here")
 
 
 def test_each_command_of_gpu_sh_is_accepted(tmp_path):

@@ -141,7 +141,7 @@ def test_from_python_it_takes_three_lines(out_dir, capsys):
 def test_a_list_of_prompts_is_written_in_batches(out_dir, monkeypatch):
     """Each text is the one that its prompt gets alone. A repeated prompt gets another."""
     monkeypatch.setattr(sample, "BATCH_SIZE", 2)
-    model, tokenizer = sample.load(out_dir, device=torch.device("cpu"))
+    model, tokenizer = sample.load(out_dir, device=torch.device("cpu", 0))
     with pytest.raises(UserError, match="no CUDA device 99"):
         sample.load(out_dir, device="cuda:99")
     with pytest.raises(UserError, match="unknown device gpu"):
