@@ -91,7 +91,7 @@ def axis(config, base):
         changes = {slot: word} | needed(slot, word, here)
         if slot == "rope_scaling" and word == "none":
             changes |= {"rope_factor": 1.0}
-        elif slot == "rope_scaling":
+        elif slot == "rope_scaling" and own == "none":
             changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
         arms.append(Arm(part_name(slot, word), changes))
     return arms

@@ -34,7 +34,10 @@ def test_designs_come_from_the_dictionaries():
     for chosen in (dict(design="leave_one_in"), dict(axis="bias")):  # the base has that already
         assert "bias=none" not in names({"bias": False}, **chosen)
     stretched = ARCH["llama"] | dict(model="llama", rope_scaling="linear", rope_factor=8.0)
-    configure(stretched | names(stretched, axis="rope_scaling")["rope_scaling=none"].changes)
+    stretchings = names(stretched, axis="rope_scaling")
+    configure(stretched | stretchings.pop("rope_scaling=none").changes)
+    values = [stretched | arm.changes for arm in stretchings.values()]
+    assert {configure(v, as_variant=True).rope_factor for v in values} == {8.0}
     words = {arm.changes["position"] for arm in names(axis="position").values() if arm.changes}
     assert words == set(POSITION) - {"learned"}
     sparse = {"mixtral", "gpt-oss", "deepseek-v3", "qwen3-next", "mamba2"}
