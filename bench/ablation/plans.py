@@ -57,15 +57,17 @@ def plan(folder):
 
 def is_plan(content):
     """Whether the content of a sweep.json has what this code reads."""
-    if not (content.keys() >= PLAN.keys() and files.fits(content, PLAN)):
+    if not has_all(content, PLAN):
         return False
     arms = content["arms"]
-    for facts in arms.values():
-        if not isinstance(facts, dict) or not facts.keys() >= ARM.keys():
-            return False
-        if not files.fits(facts, ARM):
-            return False
+    if not all(isinstance(facts, dict) and has_all(facts, ARM) for facts in arms.values()):
+        return False
     return {content["base"], *(facts["against"] for facts in arms.values())} <= arms.keys()
+
+
+def has_all(content, kinds):
+    """Whether all of these keys are there, with values of these types."""
+    return content.keys() >= kinds.keys() and files.fits(content, kinds)
 
 
 def replicates(plan):
