@@ -1,4 +1,4 @@
-"""The model card of an exported run: what its checkpoint knows of base, data, loss and licence."""
+"""The model card of an exported run: what its checkpoint knows of base, data and loss."""
 
 import json
 import os

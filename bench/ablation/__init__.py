@@ -1,1 +1,1 @@
-"""The inside of bench/ablate.py: designs, runs, costs, verdicts, report, plots."""
+"""The inside of bench/: arms, runs, costs, verdicts, the report of a sweep, the page."""
