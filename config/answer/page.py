@@ -206,7 +206,7 @@ parts = {
     ),
     "Window": dict(
         into=dict(llama="window of 32"),
-        swap="attention to the last 32 tokens instead of 128",
+        swap="attention to the last quarter of the context alone",
         claims=[("0.02 to 0.03 nats worse, 3 layers in 4", "worse", "Marin #5338", MARIN + "5338")],
     ),
     "Low rank": dict(into=dict(llama="rank 32"), swap="matrices of rank 32", claims=[]),
