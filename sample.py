@@ -29,7 +29,6 @@ import json
 import os
 import shlex
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -208,7 +207,7 @@ class Opened(NamedTuple):
 
 def open_weights(name, checkpoint, device):
     """(model in evaluation mode, tokenizer, description) of a run or of pretrained weights."""
-    if Path(name, "ckpt").is_dir():
+    if os.path.isdir(os.path.join(name, "ckpt")):  # False for a name that is too long
         model, tokenizer, trained, state = open_run(name, checkpoint, device)
         return model, tokenizer, f"{trained['model']} after {state['step']} steps, from {name}"
     from weights.hf import open_pretrained
@@ -353,8 +352,7 @@ def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
 
 
 def converse(opened, config):
-    """Talk with a model on the terminal, until the end of the input (Ctrl-D). A line is a
-    message."""
+    """Talk with a model on the terminal, a message a line, until the input ends (Ctrl-D)."""
     messages = []
     while True:
         try:
@@ -384,8 +382,8 @@ def main(argv):
     given = configurator.load(argv, [SampleConfig], __doc__, renamed=RENAMED)
     if given.words:
         word = given.words[0]
-        fix = "write --key=value"
-        if Path(word, "ckpt").is_dir():
+        fix = "write --start=TEXT" if " " in word else "write --key=value"
+        if os.path.isdir(os.path.join(word, "ckpt")):
             words = ["python", "sample.py", *given.texts.values(), f"--out_dir={word}"]
             fix = f"run `{shlex.join(words)}`"
         raise UserError(f"cannot read {word}", "command line", fix)

@@ -51,6 +51,7 @@ DROPOUT = 1
 
 def open_data(config, runtime):
     """The Dataset of a TrainConfig. Prepares a small one that is missing."""
+    token_files.check_name(config.data_dir, config.dataset)
     folder = Path(config.data_dir) / config.dataset
     ranks.main_first(lambda: prepare_missing(folder), runtime)
     return Dataset(config.data_dir, config.dataset)
@@ -480,6 +481,8 @@ def train_or_evaluate(settings, build_run):
         description.describe(run)
 
     if config.eval_only:
+        if config.init_from == "scratch" and checkpoint.steps(config.out_dir):
+            say("note: these weights are new; --init_from=resume evaluates the run in out_dir")
         with terminal.explained(run), terminal.counting(run):
             text = evaluation_text(run)
         say(text)

@@ -36,7 +36,7 @@ class Run(NamedTuple):
 def read(given, config):
     """[Run] of the files and run folders of a command line."""
     runs = []
-    for name in given.words:
+    for name in dict.fromkeys(given.words):
         path = Path(name)
         suffix = path.suffix.lower()
         folder = path.parent if path.name == "rows.jsonl" else path
@@ -141,7 +141,7 @@ def rows_of(path):
 def rows_of_cells(path, text):
     """(number of its line, {column: text}) of each row of a .csv or .tsv file. If its header has
     more commas, semicolons or tabs than what its name promises, they separate the cells."""
-    header = text.partition("\n")[0]
+    header = text.lstrip("\r\n").partition("\n")[0]
     own = DELIMITERS[path.suffix.lower()]
     delimiter = max([own, ",", ";", "\t"], key=header.count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)
@@ -153,6 +153,9 @@ def rows_of_cells(path, text):
                 continue
             if columns is None:
                 columns = cells
+                if len(columns) == 1:
+                    fix = "separate its cells by commas, semicolons or tabs"
+                    raise UserError(f"it has one column, {columns[0]}", path, fix)
                 for name in filter(None, columns):
                     if columns.count(name) > 1:
                         where = f"{path}:{reader.line_num}"
@@ -205,7 +208,8 @@ def run_of_folder(path):
         for _, _, row in files.json_lines(lines):  # a kill may cut a line short
             if isinstance(row, dict) and row.get("step", 0) >= config["max_iters"]:
                 loss = row.get("whole_val_loss") or row.get("val_loss") or loss
-    return Run(arm, "", text_of(config.get("seed")), loss, others={"file": str(path)})
+    setting = text_of(config.get("dataset"))
+    return Run(arm, setting, text_of(config.get("seed")), loss, others={"file": str(path)})
 
 
 def config_of_folder(path):

@@ -33,6 +33,11 @@ def script(name):
     return name if Path.cwd() == ROOT else str(ROOT / name)
 
 
+def with_path(launcher):
+    """The launcher of a module of this repo, as it is called from the current directory."""
+    return launcher if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} {launcher}"
+
+
 def quoted(word):
     """A word quoted for a shell. Characters that a terminal would obey become escapes."""
     if word.isprintable():
@@ -51,7 +56,7 @@ def command(program, *arguments, launcher=None):
     if program.endswith(".py"):
         lines = [f"{launcher} {quoted(script(program))}"]
     else:
-        lines = [f"{launcher} -m {program}"]
+        lines = [f"{with_path(launcher)} -m {program}"]
     for word in map(quoted, arguments):
         if len(f"{lines[-1]} {word}") <= WIDTH - len(" \\"):
             lines[-1] += f" {word}"
@@ -71,6 +76,8 @@ def runnable(text):
 
     def with_interpreter(match):
         name = match[1]
+        if name == "-m":
+            return f"{with_path(python())} -m"
         if name.endswith(".py") and name[0] not in "'/":
             name = shlex.quote(script(name))
         return f"{python()} {name}"

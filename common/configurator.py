@@ -114,6 +114,8 @@ def from_text(text, kind):
     takes_any_text = str in kinds and not words
     if text in words or (takes_any_text and not is_none):
         return text  # a word such as none is a word, not None
+    if list in kinds and text[:1].isdigit():  # 0.5,1,2
+        text = f"[{text}]"
     if text in ("true", "false", "none"):
         text = text.capitalize()
     for read in (ast.literal_eval, json.loads):  # the errors' last two: nested too deep
@@ -144,7 +146,7 @@ def check(key, value, kind, where):
     """Return `value`, converted to a type that `kind` takes (1 to a float, 1e3 to an int). Raises
     UserError if that is impossible, or if the value is out of range."""
     kinds, words, limits = allowed(kind)
-    if type(value) is str and PathName in (kind, *typing.get_args(kind)):
+    if isinstance(value, str | os.PathLike) and PathName in (kind, *typing.get_args(kind)):
         value = os.path.expanduser(value)
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's numbers too
         value = to_number(key, value, kinds, where)
@@ -153,9 +155,8 @@ def check(key, value, kind, where):
 
     is_word = value in (kind if isinstance(kind, Words) else words)
     if words and not is_word and type(value) not in set(kinds) - {str}:
-        if bool in kinds:
-            words += ["True", "False"]
-        raise UserError(f"{key} cannot be {value!r}", where, f"choose from {', '.join(words)}")
+        fix = f"choose from {choice_text(kind).replace('| ', ', ')}"
+        raise UserError(f"{key} cannot be {value!r}", where, fix)
     if type(value) not in kinds:
         expected = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
         what = f"{key} must be {expected}, not {value!r}"
@@ -165,14 +166,14 @@ def check(key, value, kind, where):
     return value
 
 
-def find(key, known, renamed, where):
-    """The type of a key. Raises UserError, which names the new or the most similar key."""
+def find(key, known, renamed, where, more=""):
+    """The type of a key. Raises UserError with the new or the most similar key, and with `more`."""
     if key in known:
         return known[key]
     if key in renamed:
         raise UserError(f"{key} is not a key here", where, renamed[key])
-    fix = "--help lists the keys; start the name of a variable of your own with _"
-    raise UserError(f"unknown key {key}", where, nearest(key, known) or fix)
+    fix = nearest(key, known) or "--help lists the keys"
+    raise UserError(f"unknown key {key}", where, fix + more)
 
 
 def find_file(path):
@@ -182,8 +183,7 @@ def find_file(path):
 
 
 def compile_file(path):
-    """(compiled code, {assigned name: line}) of a config file. Raises UserError if the file cannot
-    be read."""
+    """(compiled code, {assigned name: line}) of a config file. Raises UserError if unreadable."""
     try:
         with open(path, encoding="utf-8-sig") as file:  # skips the byte order mark of some editors
             tree = ast.parse(file.read())
@@ -205,7 +205,7 @@ def compile_file(path):
 def read_file(path, scope, known, renamed):
     """The {key: value} that a config file assigns. It may read the names in `scope`."""
     code, assigned = compile_file(path)
-    names = dict(scope)
+    names = {"__file__": path} | scope
     try:
         exec(code, names)
     except (Exception, SystemExit) as error:  # even SystemExit is a mistake in the file
@@ -216,12 +216,14 @@ def read_file(path, scope, known, renamed):
         raise UserError(what, f"{path}:{line}", fix) from None
 
     values = {}
+    more = " (is this file for another script? start a variable of your own with _)"
     for key, line in assigned.items():
         if key in names and not key.startswith("_"):
             where = f"{path}:{line}"
-            values[key] = check(key, names[key], find(key, known, renamed, where), where)
+            values[key] = check(key, names[key], find(key, known, renamed, where, more), where)
     for key in sorted(known.keys() & names.keys() - assigned.keys()):
-        if key not in scope or names[key] is not scope[key]:
+        changed = key not in scope or names[key] is not scope[key]
+        if changed and not callable(names[key]):  # a function, such as math.log, is no value
             what = f"{key} is set by another file than this, by exec or import"
             raise UserError(what, path, f"name both on the command line: OTHER.py {path}")
     return values
@@ -365,8 +367,7 @@ def help_groups(classes, defaults):
     groups = {OFTEN: dict.fromkeys(often, [])}
     for key, kind in keys(*classes).items():
         heading, text, default = texts[key]
-        choice = choice_text(kind)
-        if choice:
+        if choice := choice_text(kind):
             text = f"{text} ({choice})".strip()
         if key in often:
             heading = OFTEN
@@ -391,9 +392,7 @@ def help_lines(head, text):
     lines = [head]
     if body and len(head) <= KEY_WIDTH:
         lines = [head.ljust(indent) + body.pop(0)]
-    for line in body:
-        lines.append(" " * indent + line)
-    return lines
+    return lines + [" " * indent + line for line in body]
 
 
 def texts_of(cls):

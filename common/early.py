@@ -23,6 +23,9 @@ def need(*packages):
     """End the script with a message if this interpreter lacks one of these packages."""
     from importlib.util import find_spec
 
+    if sys.version_info < (3, 11):  # noqa: UP036
+        fix = "use Python 3.11 or later"
+        sys.exit(fail(UserError("this Python is too old", f"in {sys.executable}", fix)))
     for package in packages:
         if find_spec(package) is None:
             fix = f"use .venv/bin/python, after `{INSTALL}`"

@@ -10,6 +10,7 @@ Prints the table and draws the curves into compare.png, or OUT. A file of that n
 command did not write is never replaced. The run folders are only read.
 """
 
+import io
 import json
 import math
 import os
@@ -229,7 +230,9 @@ def main(argv):
     runs, remarks = read_runs(folders)
     measure, sentences = measure_of(runs)
     files.check_picture(config.out, WRITERS)
-    figure_of(runs, measure).savefig(config.out, dpi=110, metadata={"Software": WRITER})
+    picture = io.BytesIO()
+    figure_of(runs, measure).savefig(picture, format="png", dpi=110, metadata={"Software": WRITER})
+    files.write(config.out, picture.getvalue())
 
     console = Console(width=None if os.isatty(1) else 80, highlight=False)
     for table in tables(runs):

@@ -87,4 +87,10 @@ def refuse_idle(typed, idle):
 
 
 # Keys of other libraries.
-RENAMED = {"prompt": "use --start", "max_tokens": "use --max_new_tokens"}
+RENAMED = {
+    "prompt": "use --start",
+    "model": "use --init_from",
+    "max_tokens": "use --max_new_tokens",
+    "max_length": "use --max_new_tokens",
+    "num_return_sequences": "use --num_samples",
+}

@@ -124,6 +124,5 @@ def decode_alike(a, b, count):
 
 
 def text_bytes(tokenizer, ids):
-    """The bytes of the text of token ids (N,). The tokens that begin and end a document are no
-    text."""
+    """The bytes of the text of token ids (N,), without those that begin or end a document."""
     return len(tokenizer.decode_bytes(ids[~np.isin(ids, tokenizer.marks)]))

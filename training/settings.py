@@ -287,8 +287,7 @@ def scope(values):
 
 
 def check_model(values):
-    """Raise UserError for values that contradict each other, or a key that this model does not
-    have."""
+    """Raise UserError for values that contradict each other, or a key that this model lacks."""
     known = {"model", "arch", *keys(type(configure(values)))}
     for key, value in values.items():
         if key not in known:

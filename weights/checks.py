@@ -34,6 +34,27 @@ RUN_KEYS = """
 """.split()  # noqa: SIM905
 
 
+def check_folder(folder, where):
+    """Raise UserError unless this is a folder, and not one checkpoint of a run."""
+    if not folder.is_dir():
+        raise UserError("this is not a folder", where, "give the folder it is in")
+    if folder.absolute().parent.name == "ckpt":
+        fix = f"name its run, {folder.parent.parent}"
+        raise UserError("this is a checkpoint of a run", where, fix)
+
+
+def check_is_model(folder):
+    """Raise UserError, which names a folder in it that may be meant, if this one is no model."""
+    if not (folder / "config.json").exists():
+        fix = "give a folder of a Hugging Face model, or a run folder with a checkpoint"
+        inner = sorted([*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")])
+        if inner:
+            fix = f"give the folder in it, such as {inner[-1].parent}"
+        if (folder / "adapter_config.json").exists():
+            fix = "it is an adapter: merge it into its model (peft: merge_and_unload)"
+        raise UserError("this folder has no config.json", folder, fix)
+
+
 # ---------------------------------------------------------------- JSON
 
 

@@ -25,7 +25,7 @@ from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
 from tokens.data import decode_alike
 from tokens.tokenizer import check_form, tokenizer_from_json
-from weights import checkpoint
+from weights import checkpoint, checks
 from weights.checks import check_fit, check_vocabulary, first_three, misfits, read_tensors
 from weights.families import FAMILIES, NEOX, ROPE_NUMBERS, ROPE_READS
 from weights.tokenizers import read_marks
@@ -299,13 +299,13 @@ def find(name, key="init_from"):
                 fix = f"{fix}; runs: {runs}"
             raise UserError("no such folder", f"{key}={name}", fix)
         return fetch(HUB.get(name, name), key)
-    if not path.is_dir():
-        raise UserError("this is not a folder", f"{key}={name}", "give the folder it is in")
+    checks.check_folder(path, f"{key}={name}")
     return path
 
 
 def read_folder(folder):
     """(config.json, {name: tensor}) of a folder, with the tensors in one file or in shards."""
+    checks.check_is_model(folder)
     # transformers 4 writes Mamba-2's limits with Infinity, which JSON does not have.
     config = read_json(folder / "config.json", DAMAGED, infinity=True)
     tensors = {}

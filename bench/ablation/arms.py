@@ -112,7 +112,10 @@ def by_hand(config, base):
     arms = []
     for name, changes in (config.arms or {}).items():
         named = isinstance(name, str) and re.fullmatch(r"[\w=.+, -]+", name)
-        if not named or not isinstance(changes, dict) or not changes:
+        if not named:
+            fix = "use letters, digits, spaces and = . + , - _"
+            raise UserError("this cannot name an arm", f"arms: {name!r}", fix)
+        if not isinstance(changes, dict) or not changes:
             fix = 'write arms={"alibi": {"position": "alibi"}}'
             raise UserError("an arm is a name and its changes", f"arms: {name!r}", fix)
         arms.append(Arm(name, dict(changes)))

@@ -30,8 +30,7 @@ class Contrast(NamedTuple):
             return np.nan_to_num(2 * special.stdtr(self.df, -abs(self.difference) / self.se), nan=1)
 
     def p_tie(self, margin):
-        """Of two one-sided tests that the difference is smaller than the margin; 1 where it is
-        unknown."""
+        """Of two one-sided tests that the difference is below the margin; 1 where it is unknown."""
         with np.errstate(all="ignore"):
             p = special.stdtr(self.df, (abs(self.difference) - margin) / self.se)
         return np.nan_to_num(p, nan=1)

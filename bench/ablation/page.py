@@ -101,8 +101,7 @@ def order(part):
 
 
 def beside(says, word):
-    """A published effect (or None) beside our word, as words. Directions are compared, not
-    sizes."""
+    """A published effect (or None) beside our word, as words: by direction, not by size."""
     if says is None:
         return "cannot be tested here"
     if word not in WORDS.values():

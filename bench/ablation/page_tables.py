@@ -2,6 +2,7 @@
 frame of texts, or None."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -157,7 +158,8 @@ def passes_table(page):
     first = {}
     for each in page.planned:
         if each.admitted:
-            for worth in worths.worths_of(worths.first_pass(each)):
+            rows = [row for row in each.rows if row["purpose"] != "arm" or row["multiple"] == 1]
+            for worth in worths.worths_of(replace(each, rows=rows)):
                 first[worth.part, worth.setting] = worth
     arms = {each.name: each.facts["arms"] for each in page.planned}
     pairs = []

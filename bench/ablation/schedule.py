@@ -84,8 +84,7 @@ def curve_jobs(sweep):
 
 
 def report_jobs(sweep, names=None, most=math.inf):
-    """The runs to report, of all or some arms, seed by seed over all arms; at most `most` of
-    each."""
+    """The runs to report, of all or some arms, seed by seed; at most `most` runs of each arm."""
     planned = sweep.planned_runs()
     jobs = []
     for number in range(max(planned.values())):

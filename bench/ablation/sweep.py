@@ -24,6 +24,7 @@ from parts.architectures import configure
 from tokens import ngrams
 from training.run_folder import check_out_dir, lock_run, read_rows
 from training.settings import TrainConfig
+from weights import checkpoint
 
 NOT_STORED = ("name", "values")  # facts of an arm that sweep.json does not repeat
 # Keys of a sweep that sweep.json holds unchanged.
@@ -209,6 +210,9 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
     base = settings.base
     if not config.dry_run:
         check_out_dir(Path(config.out_dir), resuming=True)
+        if checkpoint.steps(config.out_dir):
+            where = f"out_dir={config.out_dir}"
+            raise UserError("this is a run of train.py", where, "choose another --out_dir")
     stored = stored_plan(config.out_dir)
     arms = {arm.name: arm for arm in arms}
     for arm in arms.values():
@@ -230,7 +234,8 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
 
     values = base_values(arms[BASE], data)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    kept = kept_plan(stored, arms[BASE])  # fixed earlier, for the same base only
+    same_base = stored and hashes(stored["arms"][stored["base"]]) == hashes(vars(arms[BASE]))
+    kept = stored if same_base else {}  # what was fixed earlier, for the same base only
     check_seeds(kept, config)
     # The replicate takes the rate of the base.
     tuned = [name for name, arm in arms.items() if not arm.curve and not arm.replicate]
@@ -263,12 +268,6 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
 def stored_plan(folder):
     """The content of FOLDER/sweep.json; {} if there is none."""
     return plans.plan(folder) if (Path(folder) / "sweep.json").exists() else {}
-
-
-def kept_plan(stored, base):
-    """The stored plan, if its base is still this arm; otherwise {}."""
-    same = stored and hashes(stored["arms"][stored["base"]]) == hashes(vars(base))
-    return stored if same else {}
 
 
 def hashes(facts):

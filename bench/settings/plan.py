@@ -1,6 +1,7 @@
 """The plan of a measurement in many settings: its settings, its parts, and what narrows them."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -144,7 +145,7 @@ class Plan:
 
 def is_asked(argv):
     """Whether a config file of a command line names settings."""
-    names = [word for word in argv if word.endswith(".py")]
+    names = [word for word in argv if word.endswith(".py") and not word.startswith("-")]
     return any("settings" in compile_file(find_file(name))[1] for name in names)
 
 
@@ -160,9 +161,14 @@ def read(argv, usage):
         if isinstance(getattr(config, key), str):
             fix = f"write a dictionary, or type --{key}=NAMES"
             raise UserError("this key of a config file is a text", key, fix)
+    if not config.settings:
+        raise UserError("there are no settings", "settings", 'write settings = {"a": {...}}')
     settings = [Setting(name, values, False) for name, values in config.settings.items()]
     settings += [Setting(name, values, True) for name, values in (config.held_out or {}).items()]
     for setting in settings:
+        if not re.fullmatch(r"\w[\w.+-]*", str(setting.name)):
+            fix = "use letters, digits and . + - _"
+            raise UserError("this cannot name a folder", f"setting {setting.name}", fix)
         check_values(setting.values, setting.name)
     parts = parts_of(config.arms or {})
     more_parts = parts_of(config.more_arms or {})

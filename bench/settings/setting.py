@@ -359,12 +359,8 @@ def is_row(line):
     if line.get("status") == "done":
         numbers += ["val_loss", "val_loss_tune", "val_loss_report"]
     has_texts = all(isinstance(line.get(key), str) for key in texts)
-    return has_texts and all(is_number(line.get(key)) for key in numbers)
-
-
-def is_number(value):
-    """Whether a value is a finite number."""
-    return type(value) in (int, float) and abs(value) < 1e300
+    values = [line.get(key) for key in numbers]
+    return has_texts and all(type(x) in (int, float) and math.isfinite(x) for x in values)
 
 
 def stored_settings(folder):

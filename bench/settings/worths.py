@@ -8,7 +8,7 @@ out, the worth of the part is the inverse.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -88,12 +88,6 @@ def load(folder):
                 ratios[row["arm"]] = row["step_ratio"]["ratio"]
         measured.append(Measured(path.parent.name, facts, list(rows.values()), ratios))
     return measured
-
-
-def first_pass(measured):
-    """A setting as it was after its first pass, without the runs of its arms at other rates."""
-    rows = [row for row in measured.rows if row["purpose"] != "arm" or row["multiple"] == 1]
-    return replace(measured, rows=rows)
 
 
 # ---------------------------------------------------------------- worths

@@ -35,6 +35,8 @@ QK_NORMS = ["qk_norm=head", "qk_norm=full"]
         (["--design=leave_one_in", "--seed=3"], r"the sweep gives each run its own seed"),
         (["--design=leave_one_in", "--curve=[1]"], r"curve holds 1, which is the base itself"),
         (["--design=leave_one_in", "--lr_grid=[2]"], r"lr_grid=\[2.0\] lacks 1, the given rate"),
+        (["--arms={'a*b': {'n_layer': 4}}"], r"cannot name an arm .*use letters"),
+        (["--design=leave_one_in", "--lr_grid=0.5,2"], r"lr_grid=\[0.5, 2.0\] lacks 1"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
         (["--axis=norm", "--multiple_of=8"], r"arm base: multiple_of"),
     ],

@@ -82,8 +82,14 @@ def test_the_command_line_narrows_the_plan(answer, tmp_path, monkeypatch):
     for words, fix in wrong.items():
         with pytest.raises(UserError, match=fix):
             plans.read([ANSWER, f"--{words}"], "")
-    for line, fix in {'arms = "RoPE"': "type --arms", 'settings = {"a": 1}': "setting a"}.items():
-        (tmp_path / "wrong.py").write_text(f"settings = {{}}\n{line}\n")
+    wrong = {
+        'settings = {"a": 1}; arms = "RoPE"': "type --arms",
+        'settings = {"a": 1}': "setting a",
+        'settings = {"a/b": {}}': "cannot name a folder",
+        "settings = {}": "no settings",
+    }
+    for line, fix in wrong.items():
+        (tmp_path / "wrong.py").write_text(line)
         with pytest.raises(UserError, match=fix):
             plans.read([str(tmp_path / "wrong.py")], "")
     monkeypatch.setenv("HOME", str(tmp_path))

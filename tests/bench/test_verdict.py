@@ -323,9 +323,9 @@ def test_run_folders(tmp_path):
         return tmp_path / name
 
     read = verdict_rows.run_of_folder
-    config = {"seed": 7, "max_iters": 20}
+    config = {"seed": 7, "max_iters": 20, "dataset": "plays"}
     whole = folder("out-rope-7", config, [(10, 2.5), (20, 2.25)])
-    assert read(whole)[:4] == ("out-rope", "", "7", 2.25)
+    assert read(whole)[:4] == ("out-rope", "plays", "7", 2.25)
     assert read(folder("out-8", config, [(20, 2.0)])).arm == "out-8"
     assert read(folder("out-seed7", config, [(10, 2.5)])).loss is None
     (whole / "log.jsonl").write_text('{"step": 20, "val_loss": 2.25, "whole_val_loss": 2.5}')
@@ -358,6 +358,8 @@ def test_run_folders(tmp_path):
         ("arm,seed,loss\n", [], "no rows"),
         ("", [], "no rows"),
         ("arm,loss\0", [], "UTF-8"),
+        ("arm seed loss\na 1 2", [], "separate its cells by"),
+        ("\narm;loss\nbaseline;1", [], "another arm"),
         ("setting,loss\na,2", ["--arm_column=setting"], "--arm_column=setting right?"),
     ],
 )

@@ -109,7 +109,8 @@ def test_mistakes_on_the_command_line(text, words):
 
 def test_files_then_command_line_and_files_read_it(tmp_path):
     (tmp_path / "a.py").write_text(
-        "import math\n_half = 0.5\nbatch_size = 8\nlearning_rate = _half\n"
+        "import math\n_half = len(__file__) * 0 + 0.5\nbatch_size = 8\nlearning_rate = _half\n"
+        "def dropout():\n    return 1\n"  # no value
         "if device == 'gpu9':\n    start = 'seen'\nif batch_size == 8:\n    n_kv_head = 4\n"
     )
     mark = "\ufeff"  # a byte order mark, as some editors write it
@@ -141,13 +142,14 @@ def test_load_returns_who_gave_which_key(tmp_path):
         ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
         ("old = 3\n", "old is not a key here .*c.py:1.*use --new"),
         ("\nraise Exception('no')\n", "Exception: no .*c.py:2.*correct this line"),
+        ("norm_typo = 1\n", "unknown key norm_typo .*another script. start a variable of your own"),
         ("exec('device, start = 0, 1')", "device is .*another file .*c.py.*OTHER.py .*c.py"),
         ("start = 1\nreturn\n", "'return' outside function .*c.py:2"),
         ("start = 'a\\0b'\n", "start contains a NUL character .*c.py:1"),
         ("start = '\0'\n", "c.py:1.*a config file is Python"),
         (f"batch_size = {'-' * 200_000}1\n", "c.py:1.*a config file is Python"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_mistakes_in_a_file(tmp_path, source, words):
     (tmp_path / "c.py").write_text(source)

@@ -10,6 +10,13 @@ from common import early
 from common.files import ROOT
 
 
+def test_an_old_python_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(SystemExit):
+        early.need()
+    assert "use Python 3.11 or later" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "script, packages",
     [

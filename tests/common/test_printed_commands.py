@@ -44,6 +44,8 @@ def test_a_script_is_named_from_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", ["/my env/python"])
     assert commands.runnable("python train.py a") == f"'/my env/python' {ROOT}/train.py a"
+    module = f"PYTHONPATH={ROOT} '/my env/python' -m extras.mix"
+    assert commands.runnable("python -m extras.mix") == commands.command("extras.mix") == module
     assert commands.command("train.py", "a b") == f"'/my env/python' {ROOT}/train.py 'a b'"
 
 

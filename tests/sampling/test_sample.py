@@ -186,6 +186,8 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--out_dir=run/ckpt/000150"], "name its run, run; this is its step 000150"),
         (["--prompt=a"], "prompt is not a key here.*use --start"),
         (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
+        (["--init_from=run/ckpt/000150"], "a checkpoint of a run .*name its run, run"),
+        (["Once upon a time " * 20], "cannot read Once .*write --start=TEXT"),
     ],
     ids=str,
 )

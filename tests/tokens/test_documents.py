@@ -56,6 +56,16 @@ def test_a_prepared_dataset_inside_the_folder_is_not_read(tree):
     assert "".join(texts_in("data/x")) == "mine"
 
 
+def test_a_folder_behind_a_link_is_read_once(tree):
+    os.symlink("..", "src/sub/up")
+    os.symlink("src", "link")
+    assert [str(path) for path in find_files("link")] == ["link/a.py", "link/b.py", "link/sub/c.md"]
+    os.mkdir("docs"), os.symlink("../src", "docs/src")
+    assert "docs/src/sub/c.md" in [str(path) for path in find_files("docs")]
+    assert "--input=hf:me/texts" in message(find_files, "me/texts")
+    assert "download it" in message(find_files, "https://me.org/a.txt")
+
+
 def test_a_pattern_without_a_file_is_named_and_a_pipe_is_not_waited_for():
     write("src/a.txt", "a text")
     assert "no file matches (--input=src/*.md)" in message(find_files, "src/a.txt,src/*.md,src")

@@ -326,6 +326,8 @@ def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, resume
         assert text in printed and "warning" not in printed
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
+    train.main(arguments(tmp_path / "data", out, "--eval_only"))
+    assert "note: these weights are new; --init_from=resume" in capsys.readouterr().out
     resume("run", "--eval_only --eval_tokens=100")
     part = re.search("val (loss [0-9.]+)", capsys.readouterr().out)[1]
     resume("run", "--eval_only --split=test --eval_tokens=100")

@@ -210,6 +210,11 @@ def text(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
+def move_into(folder, inner):
+    shutil.copytree(folder, folder / inner)
+    (folder / CONFIG).unlink()
+
+
 def with_others_without_index(folder):
     (folder / INDEX).unlink()
     shutil.copy(second(folder), folder / "model-00001-of-00099.safetensors")
@@ -222,7 +227,8 @@ INDEX = "model.safetensors.index.json"
 @pytest.mark.parametrize(
     "kind, damage, words",
     [
-        ("single", lambda f: (f / CONFIG).unlink(), CONFIG),
+        ("single", lambda f: (f / CONFIG).unlink(), f"no {CONFIG}"),
+        ("single", lambda f: move_into(f, "snapshots/1"), "give the folder in it, .*snapshots/1"),
         ("single", text(CONFIG, b"{oops"), CONFIG),
         ("single", lambda f: truncate(f / WEIGHTS), WEIGHTS),
         ("single", text(WEIGHTS, b""), WEIGHTS),
