@@ -76,11 +76,10 @@ def steps(
         idx = torch.cat((idx, token), dim=1)  # (B, T + 1)
 
 
-def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, **more):
+def generate(model, idx, max_new_tokens, **more):
     """Continue idx (B, T): yields the next token of every row, (B, 1), max_new_tokens times. more:
-    further arguments of `steps`."""
-    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    for step in steps(model, idx, max_new_tokens, **drawing, **more):
+    further arguments of `steps`, such as temperature=0.8."""
+    for step in steps(model, idx, max_new_tokens, **more):
         yield step.token
 
 

@@ -323,7 +323,7 @@ def evaluate(run, split, limit, stop=None, name=""):
     return ranks.all_reduce_sum(evaluation.batch_sums(values, counts), runtime)
 
 
-def score_splits(run, data, stop=None):
+def score_splits(run, data, stop):
     """{"train", "val"} with the batch sums of both splits of a Dataset; None if a stop signal
     arrives midway. The last evaluation of a run with eval_tokens also has "whole", the whole
     validation split: "val" itself, where eval_tokens cover it."""

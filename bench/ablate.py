@@ -64,7 +64,7 @@ def run_one(sweep, start=runs.run_local):
                 tell(text)  # on stderr
             return stop.status
         with doing("writing the report"):
-            from bench.ablation import report  # pandas and matplotlib take a second to import
+            from bench.ablation import report  # matplotlib takes a second to import
 
             sections = report.judge([sweep.out])
             page = report.write(sections)

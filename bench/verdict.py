@@ -277,7 +277,7 @@ def print_verdicts(settings, config):
             tables.append({arm + where: losses for arm, losses in groups.items()})
         else:
             notes.append(f"Left out, with nothing to compare: {', '.join(groups)}{where}.")
-    if not 0 < len(tables) < LEAST_SETTINGS:
+    if not tables or len(tables) >= LEAST_SETTINGS:
         return print_settings(settings, config)
     if len(settings) > 1:
         notes.append(f"With {LEAST_SETTINGS} settings or more, a new one is predicted too.")

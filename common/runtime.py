@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +33,9 @@ class Runtime:
 
     device: str
     dtype: str
-    rank: int
-    world_size: int
-    reasons: list
+    rank: int = 0
+    world_size: int = 1
+    reasons: list = field(default_factory=list)
     compile: bool = False
     auto_dtype: bool = False  # whether the user gave dtype=auto
 
@@ -221,7 +221,7 @@ def own_gpu():
     return number
 
 
-def set_up(device="auto", dtype="auto"):
+def set_up(device, dtype="auto"):
     """Choose the device and dtype of this process, join the other ranks if torchrun started it, and
     return its Runtime."""
     rank, world_size = find_ranks()

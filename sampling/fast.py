@@ -302,7 +302,7 @@ class Fast(nn.Module):
 
 
 def can_compile(model, dtype):
-    """Whether a compiled step is there for a model: a GPT or Llama on a CPU, in float32 or int8."""
+    """Whether the step of a model can be compiled: of a GPT or Llama on a CPU, float32 or int8."""
     plain = type(model) in (GPT, Llama) and model.wte.weight.is_cpu
     return plain and dtype in ("float32", "int8")
 

@@ -135,15 +135,16 @@ class Text(Split):
         """The samples of the split in their endless order."""
         return Batches(self.tokens, self.block_size, seed, self.vocab_size)
 
-    def eval_windows(self, limit=None):
+    def eval_windows(self, limit):
         """(starts, number of targets) of the windows of an evaluation: as many as `limit` tokens
         fill (None or 0: all), evenly spread, since Shakespeare's first 8,192 characters of
         validation cost 0.11 nats less than the whole."""
         n = len(self.tokens)
         targets = min(limit or n, n) - 1
-        count = -(-targets // self.block_size)
-        windows = -(-(n - 1) // self.block_size)
-        return np.arange(count) * windows // max(1, count) * self.block_size, targets
+        count = (targets + self.block_size - 1) // self.block_size  # rounded up
+        windows = (n - 1 + self.block_size - 1) // self.block_size  # of the whole split
+        chosen = np.arange(count) * windows // max(1, count)
+        return chosen * self.block_size, targets
 
     def eval_rows(self, limit=None):
         """The number of rows of an evaluation."""

@@ -91,13 +91,13 @@ class Pairs(Split):
         each = self.answers_each
         return (each * examples[:, None] + np.arange(each)).ravel()
 
-    def eval_pairs(self, limit=None):
+    def eval_pairs(self, limit):
         """The numbers of the pairs of an evaluation: of all examples, or of as many as begin within
         the first `limit` tokens, at least one, spread evenly over the split."""
         pairs = len(self.starts)
         begun = max(1, int((self.starts < limit).sum())) if limit else pairs
         examples = pairs // self.answers_each
-        count = -(-begun // self.answers_each)
+        count = (begun + self.answers_each - 1) // self.answers_each  # rounded up
         return self.pairs_of(np.arange(count) * examples // count)
 
     def eval_rows(self, limit=None):

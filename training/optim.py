@@ -42,14 +42,16 @@ class AdamW(torch.optim.AdamW):
         super().__init__(groups, lr=config.learning_rate, betas=betas, fused=fused)
 
 
-def orthogonal(x, steps=5, coefficients=(3.4445, -4.775, 2.0315)):
+def orthogonal(x):
     """Bring the singular values of each matrix of x (n, rows, columns), except the smallest, to
-    between 0.7 and 1.2, by a quintic Newton-Schulz iteration (Jordan et al. 2024)."""
-    a, b, c = coefficients
+    between 0.7 and 1.2, by five steps of a quintic Newton-Schulz iteration (Jordan et al. 2024)."""
+    a = 3.4445
+    b = -4.775
+    c = 2.0315
     tall = x.size(1) > x.size(2)
     x = x.mT if tall else x  # (n, short, long)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.mT  # (n, short, short)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b gram + c gram²
         x = torch.baddbmm(x, polynomial, x, beta=a)  # a x + (b gram + c gram²) x

@@ -26,13 +26,13 @@ from training.optim import OPTIMIZER
 def check_layout(config, runtime):
     """Raise UserError if a TrainConfig cannot run on this number of ranks."""
     ranks = runtime.world_size
-    fix = "choose --parallel=ddp, or --optimizer=adamw --dtype=bfloat16"
     if config.gradient_accumulation_steps % ranks:
         steps = config.gradient_accumulation_steps
         what = f"gradient_accumulation_steps={steps} is not divisible by {ranks} ranks"
         raise UserError(what, "torchrun", "make it a multiple of the number of processes")
     if config.parallel == "ddp" or ranks == 1:
         return
+    fix = "choose --parallel=ddp, or --optimizer=adamw --dtype=bfloat16"
     if OPTIMIZER[config.optimizer].takes_matrices_only:
         what = f"{config.optimizer} needs whole matrices, and fsdp shards them"
         raise UserError(what, "parallel=fsdp", fix)
@@ -63,7 +63,7 @@ def is_sharded(model):
     return hasattr(model, "set_requires_gradient_sync")
 
 
-def with_ddp(net, model, runtime, accumulates=False):
+def with_ddp(net, model, runtime, accumulates):
     """`net` in DDP, whose backward pass averages the gradients over the ranks; `net` itself for one
     process, and for fsdp, which averages them too. `accumulates`: a rank has several micro-batches
     per step."""

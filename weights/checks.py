@@ -169,7 +169,7 @@ def first_three(names):
     return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"
 
 
-def check_fit(values, tensors, where, fix=FOREIGN):
+def check_fit(values, tensors, where, fix):
     """Raise UserError unless the model that configure(values) describes has exactly these tensors
     {name: tensor}, and Failure if they do not fit into memory."""
     try:

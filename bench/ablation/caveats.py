@@ -58,9 +58,10 @@ def beside_n_grams(section):
 
 
 def epochs(section):
-    tokens = tokens_of(section.plan["base_values"])
-    times = tokens / section.plan["data"].get("train_tokens", math.inf)
-    return [f"{times:.3g} times"] if times > 1.05 else []
+    data = section.plan["data"]
+    times = tokens_of(section.plan["base_values"]) / data.get("train_tokens", math.inf)
+    is_text = data.get("kind") != "pairs"  # a pair is one row, which is mostly padding
+    return [f"{times:.3g} times"] if is_text and times > 1.05 else []
 
 
 def rates_at_the_edge(section):

@@ -48,10 +48,10 @@ def check_arm(arm, base):
         values = arm.values | {"device": "cpu"}  # the machine that plans may lack the device
         argv = [f"--{key}={value}" for key, value in values.items()]
         settings = read_config([*argv, "--seed=0", "--out_dir=out"], "")
-        check_layout(settings.config, Runtime("cpu", "float32", 0, 1, []))
+        check_layout(settings.config, Runtime("cpu", "float32"))
     except UserError as error:
-        error.args = (f"arm {arm.name}: {error}",)
-        raise
+        what, where, fix = error.parts
+        raise UserError(f"arm {arm.name}: {what}", where, fix) from None
 
 
 def check_changes_output(arm, other, vocab_size):
@@ -151,7 +151,7 @@ def open_data(base):
     missing dataset if it is a small one."""
     config = build(TrainConfig, base)
     with contextlib.redirect_stdout(sys.stderr):  # what it prepares
-        data = train.open_data(config, Runtime("cpu", "float32", 0, 1, []))
+        data = train.open_data(config, Runtime("cpu", "float32"))
     data.open(base["block_size"], config.order_seed)
     val = data.splits["val"]
     kind = "text" if isinstance(val, Text) else "pairs"

@@ -14,8 +14,8 @@ OPPOSITE = {"better": "worse", "worse": "better"}
 
 
 @dataclass
-class Setting:
-    """One sweep."""
+class Sweep:
+    """One sweep, which is of one setting."""
 
     base: str
     name: str
@@ -27,7 +27,7 @@ class Estimate:
     """What one setting says about a part, which an arm puts into the base or takes out of it."""
 
     part: str
-    setting: Setting
+    setting: Sweep
     arm: dict  # the row of the arm's verdict
     taken_out: bool
 

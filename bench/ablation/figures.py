@@ -222,11 +222,11 @@ def band(axes, steps, mean, half, style):
 # ---------------------------------------------------------------- learning rates, contexts
 
 
-def learning_rates(section, arms=None):
+def learning_rates(section):
     """Mean loss of the runs that chose the rates, on the half of the text that is not reported; a
     dot is a single run, a ring the chosen rate. Grey: the base, or base again."""
     tuned = section.tuned
-    by_arm = {arm: tuned[tuned["arm"] == arm] for arm in arms or section.arms}
+    by_arm = {arm: tuned[tuned["arm"] == arm] for arm in section.arms}
     varied = {arm: runs for arm, runs in by_arm.items() if runs["rate"].nunique() > 1}
     if not varied:
         return None
@@ -260,11 +260,11 @@ def rate_line(axes, section, arm, color):
         axes.plot(chosen, means[chosen], "o", markersize=9, markerfacecolor="none", color=color)
 
 
-def extrapolation(section, arms=None):
+def extrapolation(section):
     """Mean loss with 1 to 8 times the training context, minus the loss on the same target tokens
     where only the last training context is visible. Below zero a longer context helps; the axis is
     logarithmic beyond the two lines next to zero."""
-    losses = {arm: contexts(section, arm) for arm in arms or section.arms}
+    losses = {arm: contexts(section, arm) for arm in section.arms}
     shown = [arm for arm, by_times in losses.items() if len(by_times) > 1]
     if len(shown) < 2:
         return None

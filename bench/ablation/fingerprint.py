@@ -127,7 +127,7 @@ def compute(values, kind="text"):
     return learned(shortened(values | FORM), kind) | planned(values | FORM, kind)
 
 
-def compute_in_form(values, kind="text"):
+def compute_in_form(values, kind):
     """{quantity: its numbers} of the eight steps on the device, in the number format, and compiled
     or not, as these values say."""
     return steps_in_form(shortened(values), kind)

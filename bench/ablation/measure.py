@@ -84,7 +84,7 @@ def losses_at_ends(model, tokens, ends, context, targets, runtime):
 
 
 @torch.no_grad()
-def measure_trained(job, device=None):
+def measure_trained(job, device):
     """{"extrapolation", "sample", "test_loss"} of a run's trained model, on a device (None: the
     run's). Empty for a run that is not reported, or that has no checkpoint. Raises Failure if the
     model was trained on other data than the sweep's."""
@@ -102,7 +102,8 @@ def measure_trained(job, device=None):
     idx = torch.tensor(np.asarray(ids), dtype=torch.long, device=runtime.device)[None]  # (1, T)
     with runtime.autocast():
         more = {"seeds": [seed_for(0)], "vocab_size": tokenizer.vocab_size}
-        tokens = [token.item() for token in sample.generate(model, idx, SAMPLED, 0.8, 200, **more)]
+        more |= {"temperature": 0.8, "top_k": 200}
+        tokens = [token.item() for token in sample.generate(model, idx, SAMPLED, **more)]
     text = tokenizer.decode_bytes(tokens).decode("utf-8", "replace")
     measured["sample"] = job.prompt + text
 

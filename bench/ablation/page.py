@@ -26,7 +26,7 @@ from bench.ablation import (
     report,
     tables,
 )
-from bench.ablation.estimates import WORDS, Estimate, Setting
+from bench.ablation.estimates import WORDS, Estimate, Sweep
 from bench.settings import held_out, worths
 from bench.settings.table import chance, span
 from common.files import write as write_file
@@ -135,7 +135,7 @@ class Page:
         self.sweeps = []  # those whose base has learned: it ends below the trigrams of its text
         for folder, (base, name) in config["settings"].items():
             if folder in sections and not sections[folder].facts.above_trigrams:
-                self.sweeps.append(Setting(base, name, sections[folder]))
+                self.sweeps.append(Sweep(base, name, sections[folder]))
 
         columns, self.worths = worths.table(planned)
         self.columns = pd.DataFrame(columns)  # of the parts that the page shows

@@ -28,9 +28,9 @@ class Prediction:
     @property
     def covered(self):
         """Whether the interval contains the measured worth, or reaches beyond a censored one."""
-        above = self.log_worth <= self.high or self.censored < 0 and self.low < self.log_worth
-        below = self.log_worth >= self.low or self.censored > 0 and self.high > self.log_worth
-        return above and below
+        reaches_up = self.log_worth <= self.high or self.censored < 0
+        reaches_down = self.log_worth >= self.low or self.censored > 0
+        return reaches_up and reaches_down
 
     @property
     def helps(self):

@@ -82,8 +82,7 @@ def print_plan(sweep, jobs):
         return
     counts = Counter(job.purpose for job in jobs)
     texts = [f"{counts[purpose]} {text}" for purpose, text in PURPOSES.items() if counts[purpose]]
-    shares = ", ".join(texts) if len(texts) > 1 else "all " + texts[0].partition(" ")[2]
-    say(f"{len(jobs)} runs: {shares}")
+    say(f"{len(jobs)} runs: {', '.join(texts)}")
     time = "an unknown time, since the arms are not timed here"
     if sweep.predicted:
         seconds = sum(sweep.predicted[job.arm] for job in jobs)
@@ -147,7 +146,7 @@ def plan_table(sweep, jobs):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, arm in sweep.arms.items():
         text = described(arm.changes, arm.match)
-        if arm.against not in ("base", name):
+        if arm.against != BASE:
             text += f" (compared with {arm.against})"
         cells = [str(sum(job.arm == name for job in jobs))]
         if name in sweep.predicted:

@@ -189,7 +189,7 @@ class Shown:
         return isinstance(self.content, pd.DataFrame)
 
 
-def items_of(place, section, paper=None):
+def items_of(place, section, paper):
     """[Shown] of the items of a place that have something to show. Their files, for a paper, go to
     the folder `paper`, if there is one."""
     shown = []
@@ -234,7 +234,7 @@ def write_paper(path, content):
         write_file(path.with_suffix(".tex"), latex)
 
 
-def contents_of(section, paper=None):
+def contents_of(section, paper):
     """The content of a report, for the templates."""
     done = section.runs[section.runs["current"] & (section.runs["status"] == "done")]
     samples = done[(done["sample"] != "") & (done["purpose"] == "report")].drop_duplicates("arm")

@@ -105,7 +105,7 @@ def pending_jobs(sweep):
 # ---------------------------------------------------------------- their order
 
 
-def run_sweep(sweep, stop, start=runs.run_local):
+def run_sweep(sweep, stop, start):
     """Run all runs of a sweep. start(jobs, sweep, stop) runs jobs and yields (job, row) when one
     ends. Returns False if the sweep was stopped midway."""
     for jobs in phases(sweep):
@@ -175,7 +175,7 @@ def choose_learning_rates(sweep):
             losses.setdefault(job.lr, []).append(tuning_loss(sweep.rows.get(job.key, {})))
         chosen = chosen_rate(losses)
         sweep.chosen_lr[name] = chosen
-        may_extend = len(grid) > 1 and len(grid) - len(sweep.config.lr_grid) < EXTENSIONS
+        may_extend = len(grid) - len(sweep.config.lr_grid) < EXTENSIONS
         if may_extend and chosen == min(grid):
             grid.append(chosen / 2)
             longer = True

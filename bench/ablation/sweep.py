@@ -12,7 +12,7 @@ from typing import IO
 from bench.ablation import fingerprint, identity, plans, rows, runs, schedule
 from bench.ablation.arms import BASE
 from bench.ablation.checks import check_arm, check_changes_output, match_arm, open_data
-from bench.ablation.identity import configuration, digest
+from bench.ablation.identity import config_hash
 from bench.ablation.progress import doing, say
 from bench.ablation.settings import AblateConfig
 from bench.settings.plan import tokens_of
@@ -211,8 +211,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
     if not config.dry_run:
         check_out_dir(Path(config.out_dir), resuming=True)
         if checkpoint.steps(config.out_dir):
-            where = f"out_dir={config.out_dir}"
-            raise UserError("this is a run of train.py", where, "choose another --out_dir")
+            raise UserError("a run of train.py is here", config.out_dir, "choose another --out_dir")
     stored = stored_plan(config.out_dir)
     arms = {arm.name: arm for arm in arms}
     for arm in arms.values():
@@ -226,9 +225,10 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
     settled = settle_machine(machine, base, {"vocab_size": data["vocab_size"]} | arms[BASE].values)
     for arm in arms.values():
         arm.values |= settled
+    threads = machine.threads if machine.device_kind == "cpu" else None
     for arm in arms.values():
         match_arm(arm, arms[BASE], config.match, data["vocab_size"])
-        arm.config_hash = config_hash(arm, data, machine)
+        arm.config_hash = config_hash(arm.values, data, machine.facts["torch"], threads)
     with doing("computing the fingerprints of the arms") as show:
         fingerprints = identify(arms, data, config.out_dir, show)
 
@@ -303,8 +303,9 @@ def check_arms(arms, vocab_size, show):
 def find_machine(device, workers, elsewhere):
     """The Machine of a sweep. Raises UserError if it lacks the device, unless the runs are for
     other machines: a login node, which has no GPU, can still plan."""
+    is_here = True
     try:
-        is_here = bool(find_device(device))
+        find_device(device)
     except UserError:
         if not elsewhere:
             raise
@@ -321,21 +322,11 @@ def settle_machine(machine, base, values):
     if kind == "cpu":
         runtime = fingerprint.start_run(values).runtime
         return {"device": kind, "dtype": runtime.dtype, "compile": runtime.compile}
-    runtime = Runtime(kind, "float32", 0, 1, [])
+    runtime = Runtime(kind, "float32")
     runtime.choose_compile(base["compile"], math.inf)
     if dtype == "auto":
         dtype = choose_dtype(kind)[0] if machine.is_here else "bfloat16"
     return {"device": kind, "dtype": dtype, "compile": runtime.compile}
-
-
-def config_hash(arm, data, machine):
-    """The digest of all that changes a result besides code: the keys of train.py, torch's version,
-    the threads of a CPU, and the data."""
-    hashed = configuration({"vocab_size": data["vocab_size"]} | arm.values)
-    hashed["torch"] = machine.facts["torch"].partition("+")[0]
-    if machine.device_kind == "cpu":
-        hashed["threads"] = machine.threads
-    return digest([hashed, data["fingerprint"]])
 
 
 def identify(arms, data, out_dir, show):

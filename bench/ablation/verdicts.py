@@ -183,7 +183,7 @@ def explanation(row, failed, facts):
         word = "failed" if failed else "not run"
     elif fewest < 2:
         word = "no verdict"
-        reasons.append("one seed cannot show chance")
+        reasons.append("one seed cannot show chance" if fewest else "no run to compare with")
     elif not row["all_tried"]:
         word = "no verdict"
         reasons.append("planned runs are missing")
@@ -214,7 +214,7 @@ def reasons_of(row):
 def look_ahead(judged, facts, pooled):
     """Set the smallest difference that the sweep can see, and the chance of a tie, from the noise
     of the median arm."""
-    spread = [row for row in judged if row["sd"] > 0]
+    spread = [row for row in judged if row["sd"] > 0 and row["n_control"] > 1]
     if not spread or not facts.base_sd > 0:
         return
     sd = float(np.median([row["sd"] for row in spread]))

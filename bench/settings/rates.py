@@ -4,8 +4,9 @@ The loss of a base or an arm at its best learning rate.
 Over a factor of two or so the loss is a quadratic in the logarithm of the rate. The place of its
 least value is read off the half of the validation text that chooses, and the value there off the
 half that is reported, so that the text that chose does not flatter the loss; the noise of the runs
-remains. One curvature is shared by all curves that are fitted together, since each has few runs. A
-run that diverged is a point at infinity: the rates from there on are no candidates.
+remains. One curvature is shared by all curves that are fitted together, since each has few runs. If
+it is not positive, no rate is seen to be better, and the loss is the mean of all runs. A run that
+diverged is a point at infinity: the rates from there on are no candidates.
 """
 
 import math
@@ -66,14 +67,12 @@ def best_place(points, curvature, low, high):
 
 def value_at(points, curvature, place):
     """(loss, share) of the quadratic through the points at a log rate. share: the variance of the
-    loss, as a share of the variance of a run. Without a curvature: the mean of the runs at the rate
-    that is nearest."""
+    loss, as a share of the variance of a run. Without a curvature, no rate is seen to be better:
+    the mean of all runs, since the least of a few noisy losses is too low."""
     points = before_divergence(points)
     x = np.array([point[0] for point in points])
     if curvature is None or len(set(x)) == 1:
-        nearest = min(set(x), key=lambda rate: abs(rate - place))
-        losses = [loss for rate, loss in points if rate == nearest]
-        return float(np.mean(losses)), 1 / len(losses)
+        return float(np.mean([loss for _, loss in points])), 1 / len(points)
     level, slope = linear_part(points, curvature)
     spread = ((x - x.mean()) ** 2).sum()
     share = 1 / len(x) + (place - x.mean()) ** 2 / spread
@@ -81,17 +80,14 @@ def value_at(points, curvature, place):
 
 
 def residuals(points, curvature):
-    """(sum of squares, degrees of freedom) of the points about their quadratic."""
+    """(sum of squares, degrees of freedom) of the points about what value_at fits to them: their
+    quadratic, whose curvature costs no degree here, or their mean."""
     points = before_divergence(points)
-    rates = len({x for x, _ in points})
     if not points:
         return 0.0, 0
-    if curvature is None or rates == 1:
-        groups = {}
-        for x, loss in points:
-            groups.setdefault(x, []).append(loss)
-        squares = sum(((np.array(group) - np.mean(group)) ** 2).sum() for group in groups.values())
-        return float(squares), len(points) - rates
+    if curvature is None or len({x for x, _ in points}) == 1:
+        losses = [loss for _, loss in points]
+        return len(losses) * float(np.var(losses)), len(losses) - 1
     level, slope = linear_part(points, curvature)
     squares = sum((loss - level - slope * x - curvature * x**2) ** 2 for x, loss in points)
     return float(squares), len(points) - 2

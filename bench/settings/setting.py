@@ -18,7 +18,7 @@ from statistics import fmean
 
 from bench.ablation.arms import BASE, Arm
 from bench.ablation.checks import check_arm, check_changes_output, open_data
-from bench.ablation.identity import configuration, digest
+from bench.ablation.identity import config_hash, digest
 from bench.settings import rates
 from bench.settings.plan import tokens_of
 from common import files
@@ -123,9 +123,8 @@ class Course:
     def recognise(self):
         """Compute the config_hash of the arms, which have a code_hash, and read their rows."""
         for arm in self.arms.values():
-            hashed = configuration({"vocab_size": self.data["vocab_size"]} | arm.values)
-            hashed |= {"torch": self.machine["torch"].partition("+")[0], "threads": 1}
-            arm.config_hash = digest([hashed, self.data["fingerprint"]])
+            version = self.machine["torch"]
+            arm.config_hash = config_hash(arm.values, self.data, version, threads=1)
         facts = {name: vars(arm) for name, arm in self.arms.items()}
         self.rows = current_rows(self.folder, facts)
 

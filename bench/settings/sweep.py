@@ -20,6 +20,7 @@ from bench.settings import plan as plans
 from bench.settings.plan import tokens_of
 from bench.settings.run import Worker, ended
 from bench.settings.setting import Course
+from bench.settings.table import show as show_table
 from common import files
 from common.errors import UserError
 from common.runtime import StopRequest, find_device, versions
@@ -55,10 +56,7 @@ def main(argv, usage):
         for course in courses:
             if not stop.status and course.is_admitted:
                 time_arms(course)
-    with doing("predicting"):
-        from bench.settings import table  # scipy takes a second to import
-
-    table.show(plan.out, [part.name for part in plan.parts])
+    show_table(plan.out, [part.name for part in plan.parts])
     if stop.status:
         print("stopped; the same command continues. Runs in progress begin anew.")
         return stop.status

@@ -156,7 +156,9 @@ def noise_of(measured, base, arms, curvature):
         if multiple != 1:
             groups.append((float(np.var(losses) * len(losses)), len(losses) - 1))
     squares = sum(square for square, _ in groups)
-    degrees = sum(degree for _, degree in groups if degree > 0)
+    degrees = sum(degree for _, degree in groups)
+    if curvature is not None:
+        degrees -= 1  # it was fitted to all of them
     return math.sqrt(squares / degrees) * stdtrit(degrees, 0.975) / Z if degrees else math.nan
 
 

@@ -197,7 +197,7 @@ def test_a_dry_run_tells_and_writes_nothing(drive, data_dir, out, capsys, monkey
     assert "5 runs of an arm beside 12 without its change show a difference of 2.1" in printed
     assert "80 times in 100, and a tie within 2.1" in " ".join(printed.split())
     assert "mlp_width is set so that each arm costs what the base does (--match=params)" in printed
-    assert "37 runs: all in the report\n2 at a time: about 2.2 min" in printed
+    assert "37 runs: 37 in the report\n2 at a time: about 2.2 min" in printed
     assert not out.exists() and "and 30 more runs" in printed
     lines = printed.splitlines()
     assert printed.count("python train.py") == 7  # one for each arm, the base and its copy

@@ -2,6 +2,7 @@
 where rows are few, and a clean sweep has no caveat."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -129,7 +130,8 @@ def test_the_details_say_what_the_rows_say(written):
     contexts = tables.contexts(section, "alibi")
     assert contexts["8"][2] - contexts["8"][1] == pytest.approx(0.04)
     assert list(tables.contexts(section, "base")) == ["1"]  # learned positions end there
-    assert figures.extrapolation(section, ["base", "alibi"]) is None
+    two = SimpleNamespace(arms=["base", "alibi"], reported=section.reported)
+    assert figures.extrapolation(two) is None
 
 
 def test_a_report_holds_what_reproduces_the_sweep(written):

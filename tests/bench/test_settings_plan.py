@@ -181,7 +181,12 @@ def test_rates_from_a_diverged_run_on_are_no_candidates():
 def test_a_curve_that_bends_the_wrong_way_has_no_curvature():
     places = [-0.35, 0.0, 0.35]
     assert rates.common_curvature([quadratic(places, 2.0, 0.0, -0.3)]) is None
-    assert rates.best_place([(-0.35, 2.2), (0.0, 2.0), (0.35, 2.1)], None, -0.35, 0.35) == 0.0
+    points = [(-0.35, 2.2), (0.0, 2.0), (0.35, 2.4)]
+    place = rates.best_place(points, None, -0.35, 0.35)
+    assert place == 0.0
+    # The least of three losses that differ by noise alone would be too low.
+    assert rates.value_at(points, None, place) == pytest.approx((2.2, 1 / 3))
+    assert rates.residuals(points, None) == pytest.approx((0.08, 2))
 
 
 def test_the_bias_of_a_steep_left_side_is_small():

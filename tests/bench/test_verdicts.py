@@ -135,6 +135,10 @@ def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
     rung = {"swiglu": {"against": "rope"}}
     swiglu = judged(tmp_path, effects=effects, arms=rung, **CALM)[1]["swiglu"]
     assert (swiglu["against"], swiglu["n_control"], swiglu["verdict"]) == ("rope", 5, "better")
+    sweep, lines, _ = make_sweep(tmp_path / "cut", effects=effects, arms=rung, **CALM)
+    for runs in (0, 1):  # of the rung below
+        kept = [line for line in lines if line["arm"] != "rope" or line["seed"] < runs]
+        assert judge(sweep, kept)[1]["swiglu"]["verdict"] == "no verdict"
     assert swiglu["difference"] == pytest.approx(-0.06, abs=0.02) and math.isnan(swiglu["worth"])
 
 
