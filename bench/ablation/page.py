@@ -96,8 +96,9 @@ class Part:
 
 
 def order(part):
-    """What parts are sorted by: their worth, the unknown last."""
-    return -part.worth if tables.known(part.worth) else math.inf
+    """What parts are sorted by: their worth, those of few settings and the unknown last."""
+    few = part.effect is not None and part.effect.n_settings < factors.ENOUGH
+    return few, -part.worth if tables.known(part.worth) else math.inf
 
 
 def beside(says, word):
