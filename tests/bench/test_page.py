@@ -309,6 +309,6 @@ def test_the_page_in_a_browser(browser, out):
 
 def test_parts_of_few_settings_stand_below_the_others():
     parts = []
-    for worth, n_settings in ((2.0, 4), (0.9, 15), (1.1, 12)):
-        parts.append(SimpleNamespace(worth=worth, effect=SimpleNamespace(n_settings=n_settings)))
+    for mean, n_settings in ((2.0, 4), (0.9, 15), (1.1, 12)):
+        parts.append(SimpleNamespace(worth=mean, effect=SimpleNamespace(n_settings=n_settings)))
     assert [part.worth for part in sorted(parts, key=page.order)] == [1.1, 0.9, 2.0]
