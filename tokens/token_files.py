@@ -258,7 +258,7 @@ def similar_dataset(folder):
     """A question with the named or prepared dataset that a missing one resembles most, or ""."""
     from tokens.sources import NAMED  # here, since only errors need it
 
-    if folder.name in NAMED or folder.exists():
+    if folder.name in NAMED or os.path.exists(folder):  # False for a name that is too long
         return ""
     beside = [path.parent.name for path in folder.parent.glob("*/meta.json")]
     return nearest(folder.name, [*NAMED, *beside])

@@ -140,6 +140,7 @@ def test_a_missing_dataset_names_the_command(monkeypatch, tmp_path):
     check_name = token_files.check_name
     assert "--input=book.txt`, and give --dataset=NAME" in message(check_name, "data", "book.txt")
     assert "give --data_dir=data --dataset=x" in message(check_name, "data", "data/x")
+    Path("data").mkdir()
     for impossible in ("x" * 300, "a\0b"):
         assert "no dataset here" in message(load_meta, Path("data", impossible))
         assert not token_files.is_prepared(Path(impossible, "shakespeare_char"))
