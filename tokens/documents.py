@@ -86,10 +86,11 @@ def files_at(path):
     paths = []
     seen = set()  # so that a link to a folder above ends
     for root, folders, names in os.walk(path, onerror=refuse, followlinks=True):
-        if os.path.realpath(root) in seen:
+        place = os.path.realpath(root)
+        if place in seen:
             folders.clear()
             continue
-        seen.add(os.path.realpath(root))
+        seen.add(place)
         if root != path and {"meta.json", "train.bin"} <= set(names):
             folders.clear()
             continue

@@ -96,7 +96,7 @@ class Part:
 
 
 def order(part):
-    """What parts are sorted by: their worth, those of few settings and the unknown last."""
+    """What parts are sorted by: enough settings or few, then the worth, an unknown one last."""
     few = part.effect is not None and part.effect.n_settings < factors.ENOUGH
     return few, -part.worth if tables.known(part.worth) else math.inf
 
