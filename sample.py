@@ -38,7 +38,7 @@ from common import configurator
 from common.runtime import find_device, seed_for, set_up
 from sampling.prompts import chat_prompt, fit, note, read_prompts, show, show_cut, shown
 from sampling.reader import Reader, ragged
-from sampling.settings import OF_TEXT, RENAMED, SampleConfig
+from sampling.settings import OF_TEXT, RENAMED, SampleConfig, refuse_idle
 from sampling.text import Sample
 from weights.checkpoint import find, open_run
 
@@ -390,6 +390,8 @@ def main(argv):
     texts = read_prompts(config.start, config.prompts)  # first, so that a mistake shows at once
     device, dtype = choose_device(config)
     resumes = config.init_from == "resume"
+    if not resumes:
+        refuse_idle(given.typed, ["out_dir"])
     name = config.out_dir if resumes else config.init_from
     if resumes:
         find(name, config.checkpoint)  # raises UserError if this is no run

@@ -166,6 +166,8 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     compiled = net.compiled(loss_module, model, runtime)
     accumulates = config.gradient_accumulation_steps > runtime.world_size  # in each rank
     saved_config = asdict(config) | asdict(model.config) | settings.own
+    if settings.own:
+        saved_config["own_keys"] = [*settings.own]  # which keys are no part of the model
     run = Run(
         config=config,
         runtime=runtime,
@@ -377,11 +379,10 @@ def train(run, log, stop):
 
         # Wait for the device only where the results are needed.
         report_due = run.step % run.config.log_interval == 0
-        if report_due or clock.is_new or log.time_left_due() or stop.status or evaluation_due(run):
+        if report_due or clock.is_new or stop.status or evaluation_due(run):
             count = len(run.unread)
             loss, norm = read_steps(run)
             seconds = clock.read(count)  # of a step
-            log.show_time_left(run.step, seconds)
             if report_due:
                 lr = learning_rate(run.step - 1, run.config)
                 log.report(run_folder.step_row(run, loss, norm, lr, seconds))

@@ -19,6 +19,7 @@ PACKAGES = {
     "starlette": "starlette uvicorn",
     "uvicorn": "starlette uvicorn",
 }
+DEBUG = ("--debug", "--debug=True")
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 # Control characters, those that reverse the text that follows, and halves of a character.
 OBEYED = "[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -143,7 +144,7 @@ def end_at_once():
 def run(main):
     """Run `main(argv)` as a script and exit with its status, or with the status of the error that
     it raises. `--debug` prints the traceback as well."""
-    argv = [arg for arg in sys.argv[1:] if arg != "--debug"]
+    argv = [arg for arg in sys.argv[1:] if arg not in DEBUG]
     if sys.stderr is None:  # closed by the caller; print(file=None) writes to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
@@ -177,7 +178,7 @@ def run(main):
 
 def fail(error):
     """Print the message of an exception that ends a script. Returns the exit status."""
-    if "--debug" in sys.argv:
+    if any(arg in DEBUG for arg in sys.argv):
         import traceback
 
         tell(printable(traceback.format_exc(), keep="\n"))

@@ -281,9 +281,12 @@ def open_hub(spec, field):
 
     def texts(table):
         for batch in table.select_columns([column]).iter(batch_size=1024):
-            for text in batch[column]:
-                if text not in (None, ""):
-                    yield text_of({column: text}, column, spec, "choose another --field")
+            for value in batch[column]:
+                if value is None:
+                    continue
+                text = text_of({column: value}, column, spec, "choose another --field")
+                if text.strip():
+                    yield text
 
     corpora = {
         split: Corpus(spec, partial(texts, tables[name]), documents=True)

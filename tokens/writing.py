@@ -206,27 +206,33 @@ def few_documents(sizes, share):
     Val has the documents in its range, and those that follow until it holds 5 % of the bytes, but
     at most half of all. Test has the documents with the lowest hashes, until it holds `share` of
     the bytes, or, if none is as small as 5 %, the end of the largest one of train."""
-    splits = dict.fromkeys(sizes, "train")
     size = sum(sizes.values())
+    val = documents_from(sizes, VAL[0], VAL[1] - VAL[0], least=0.05 * size, most=0.5 * size)
+    left = {at: n_bytes for at, n_bytes in sizes.items() if at not in val}
+    test = documents_from(left, 0, 0, least=share * size, most=MOST * size)
+    train = {at: n_bytes for at, n_bytes in left.items() if at not in test}
 
-    def fill(split, start, width, least, most):
-        """Move documents of train into a split: all with a hash in [start, start + width), then
-        those that follow, until the split holds `least` of the bytes, and never above `most`."""
-        held = 0
-        free = [at for at in sizes if splits[at] == "train"]
-        for at in sorted(free, key=lambda at: (at - start) % 1):
-            if (at - start) % 1 >= width and held >= least * size:
-                break
-            if held + sizes[at] <= most * size:
-                splits[at] = split
-                held += sizes[at]
+    splits = dict.fromkeys(train, "train") | dict.fromkeys(val, "val")
+    if test:
+        return splits | dict.fromkeys(test, "test"), {}
+    largest = max(train, key=train.get)
+    return splits, {largest: min(share * size / train[largest], 0.5)}
 
-    fill("val", VAL[0], VAL[1] - VAL[0], least=0.05, most=0.5)
-    fill("test", 0, 0, least=share, most=MOST)
-    if "test" in splits.values():
-        return splits, {}
-    largest = max((at for at in sizes if splits[at] == "train"), key=sizes.get)
-    return splits, {largest: min(share * size / sizes[largest], 0.5)}
+
+def documents_from(sizes, start, width, least, most):
+    """The hashes of the documents of a split, given {hash: bytes}: all in [start, start + width),
+    then the next ones, until they have `least` bytes. After 1 comes 0. A document with which they
+    would have more than `most` bytes is passed over."""
+    chosen = set()
+    held = 0
+    for at in sorted(sizes, key=lambda at: (at - start) % 1):
+        is_within = (at - start) % 1 < width
+        if not is_within and held >= least:
+            break
+        if held + sizes[at] <= most:
+            chosen.add(at)
+            held += sizes[at]
+    return chosen
 
 
 # ---------------------------------------------------------------- texts to tokens

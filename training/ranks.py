@@ -84,7 +84,8 @@ def accumulating(net, model, last):
 
 
 def all_reduce_sum(value, runtime):
-    """The sum over the ranks of a tensor or a number; a tensor, if there are several ranks."""
+    """The sum over the ranks of a tensor or a number; a tensor, if there are several ranks. Then it
+    may replace the values of the given tensor."""
     if runtime.world_size > 1:
         if not torch.is_tensor(value):
             value = torch.full((), value, device=runtime.device)

@@ -58,8 +58,11 @@ def size(count):
 
 def timed(work, run):
     """The seconds that work(run) takes, until a GPU has finished too."""
+    device = run.runtime.device
     began = time.perf_counter()
     work(run)
-    if run.runtime.device.startswith("cuda"):
-        torch.cuda.synchronize(run.runtime.device)
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    elif device.startswith("mps"):
+        torch.mps.synchronize()
     return time.perf_counter() - began

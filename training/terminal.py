@@ -1,7 +1,6 @@
 """What a run prints while it trains, after its last step, on failure."""
 
 import json
-import math
 import os
 import re
 import statistics
@@ -147,24 +146,10 @@ class RunLog:
         )
         self.phases = set()  # the phases that were printed
         self.counted_at = 0.0  # when the batches of an evaluation were shown
-        self.time_left_at = None  # when the time left is printed, unless a bar shows it
 
     def advance(self):
         """Note that a step was taken."""
         self.bar.update()
-        if self.time_left_at is None:
-            self.time_left_at = time.perf_counter() + 5  # after the slow first step
-
-    def time_left_due(self):
-        """Whether to print how long the run takes: once, some seconds after its first step."""
-        return self.bar.disable and time.perf_counter() > (self.time_left_at or math.inf)
-
-    def show_time_left(self, step, seconds):
-        """Print the time left if that is due; a step takes `seconds`."""
-        if self.time_left_due():
-            self.time_left_at = math.inf
-            left = self.bar.total - step
-            self.show(f"about {duration(left * seconds)} for the {left:,} steps left")
 
     def report(self, row):
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""
@@ -248,7 +233,6 @@ class NoLog:
         """Stands for every method of RunLog."""
 
     advance = report = evaluation = phase = progress = end_phase = close = nothing
-    time_left_due = show_time_left = nothing
 
 
 # ---------------------------------------------------------------- after the last step

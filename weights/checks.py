@@ -21,14 +21,15 @@ FORMAT = 1  # version of the checkpoint folder; raised when older code can no lo
 FOREIGN = "choose another checkpoint: train.py did not write this one"
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
 MOST_DIMENSIONS = 8  # of a tensor
-# The keys beside those of a model that a run stores, the last three lines by earlier versions or by
-# the programs in extras/. Any other key may be a part of the model that this code does not know.
+# The keys beside those of a model that a run stores, the last two lines by earlier versions. The
+# entry own_keys names the keys that only its program has. Any other key may be a part of the model
+# that this code does not know.
 RUN_KEYS = """
     activation_checkpointing adam_rate allow_data_change batch_size beta1 beta2 compile data_dir
     data_seed dataset device dtype eval_interval eval_only eval_tokens grad_clip
     gradient_accumulation_steps init_from learning_rate log log_interval lr_decay_iters match
     max_iters min_lr optimizer out_dir overwrite parallel schedule seed split versions warmup_iters
-    weight_decay
+    weight_decay own_keys
     check data_alpha data_weights doctor dpo_beta dry_run objective
     wandb_log wandb_project wandb_run_name
 """.split()  # noqa: SIM905
@@ -92,7 +93,9 @@ def check_state(state, path):
 def check_config(config, path):
     """Raise UserError unless config.json has keys of ours alone, and those of the model have their
     declared types and ranges and are compatible with each other."""
-    unknown = config.keys() - MODEL_KEYS - {*RUN_KEYS}
+    own = config.get("own_keys", [])
+    check("own_keys", own, list, path)
+    unknown = config.keys() - MODEL_KEYS - {*RUN_KEYS} - {*map(str, own)}
     if unknown:
         what = f"unknown key {first_three(unknown)}"
         raise UserError(what, path, "update this repo, or choose another checkpoint")

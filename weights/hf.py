@@ -363,7 +363,7 @@ def load_tokenizer(name, key="init_from"):
     if checkpoint.steps(path):
         stored = checkpoint.read(checkpoint.find(path))[2]
         check_form(stored, f"{key}={name}", "give the model's own folder or name")
-        return tokenizer_from_json(stored)
+        return tokenizer_from_json(stored, path)
     fix = "write it with transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
     bare = {"kind": "model", "tokenizer": read_json(path / "tokenizer.json", fix)}
     fix = "download the file again, or prepare the text with a tokenizer of ours"

@@ -87,22 +87,18 @@ def read_marks(folder, library):
     before each text or None, "stops": [ids that end a text, first that of a document], "chat": see
     ModelTokenizer}. Only the named eos_token and added tokens count, since a config.json may be of
     another vocabulary."""
-    fix = "download the file again"
-    names = ("tokenizer_config.json", "generation_config.json", "config.json")
-    paths = [folder / name for name in names]
-    about, *configs = (read_json(p, fix, infinity=True) if p.is_file() else {} for p in paths)
+    about = read_if_there(folder / "tokenizer_config.json")
+    configs = [
+        read_if_there(folder / "generation_config.json"),
+        read_if_there(folder / "config.json"),
+    ]
     try:
+        first = content_of(about.get("bos_token"))
+        last = content_of(about.get("eos_token"))
         ids = {token.content: i for i, token in library.get_added_tokens_decoder().items()}
-        named = [about.get("bos_token"), about.get("eos_token")]
-        first, last = (name["content"] if isinstance(name, dict) else name for name in named)
         if last and library.token_to_id(last) is not None:
             ids[last] = library.token_to_id(last)
-        stops = [ids.get(last)]
-        for given in (config.get("eos_token_id") for config in configs):
-            stops += given if isinstance(given, list) else [given]
-        stops = stops if {*stops} & {*ids.values()} else [ids.get(name) for name in ENDS]
-        stops += [ids.get(name) for name in CHAT_STOPS]
-        stops = [*dict.fromkeys(i for i in stops if type(i) is int and i in ids.values())]
+        stops = stops_of(ids, last, configs)
 
         before = library.encode("a")  # with the tokens that the library puts around each text
         bos = before.ids[0] if before.special_tokens_mask[:1] == [1] else None
@@ -110,9 +106,39 @@ def read_marks(folder, library):
         tokens = {"bos_token": first or "", "eos_token": last or ""}
     except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
         what = f"cannot read its special tokens: {type(error).__name__} {one_line(error)}"
-        raise UserError(what, folder, fix) from None
+        raise UserError(what, folder, "download the file again") from None
     chat = {"template": template} | tokens if template else None
     return {"bos": bos, "stops": stops, "chat": chat}
+
+
+def read_if_there(path):
+    """The content of a JSON file of Hugging Face, {} if there is none."""
+    if not path.is_file():
+        return {}
+    return read_json(path, "download the file again", infinity=True)
+
+
+def content_of(mark):
+    """The text of a special token, which tokenizer_config.json gives as a text or an object."""
+    return mark["content"] if isinstance(mark, dict) else mark
+
+
+def stops_of(ids, last, configs):
+    """The ids that end a text, first the one that ends a document. ids: {special token: its id};
+    last: the eos_token, or None; configs: the files that may name ids of their own."""
+    known = set(ids.values())
+    stops = [ids.get(last)]
+    for config in configs:
+        named = config.get("eos_token_id")
+        if isinstance(named, list):
+            stops += named
+        else:
+            stops.append(named)
+    stops = [i for i in stops if type(i) is int and i in known]
+    if not stops:
+        stops = [ids[name] for name in ENDS if name in ids]
+    stops += [ids[name] for name in CHAT_STOPS if name in ids]
+    return list(dict.fromkeys(stops))  # each once
 
 
 def read_template(folder, about):

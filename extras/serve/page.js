@@ -192,7 +192,8 @@ async function showText(column, kept, answer, signal) {
 function showStatus() {
   const writing = columns.some(column => column.controller);
   $("stop-writing").disabled = !writing;
-  $("status").textContent = writing ? "writing …" : "done";
+  const failed = $("error").textContent;
+  $("status").textContent = writing ? "writing …" : failed ? "" : "done";
 }
 
 function writeAll() {

@@ -187,6 +187,7 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--prompt=a"], "prompt is not a key here.*use --start"),
         (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
         (["--init_from=run/ckpt/000150"], "a checkpoint of a run .*name its run, run"),
+        (["--seed=1", "--init_from=gpt2"], "out_dir changes nothing here"),
         (["Once upon a time " * 20], "cannot read Once .*write --start=TEXT"),
     ],
     ids=str,
@@ -195,7 +196,10 @@ def test_mistakes(out_dir, more, words, capsys, monkeypatch):
     monkeypatch.chdir(out_dir.parent)  # so that the run folder stands beside the missing one
     (out_dir.parent / "unfinished/ckpt").mkdir(parents=True, exist_ok=True)  # is no run
     with pytest.raises(UserError) as caught:
-        run(out_dir, *more)
+        if more[0].startswith("--init_from"):
+            sample.main(more)
+        else:
+            run(out_dir, *more)
     assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
 

@@ -302,7 +302,7 @@ SPEC = "hf:me/stories:small"
 
 def test_a_set_of_the_hub_keeps_its_splits(hub):
     """Also when it has no test split. Rows without a text are left out."""
-    hub |= {"train": [*STORIES[:50], None, ""], "validation": STORIES[50:], "other": ["x"]}
+    hub |= {"train": [*STORIES[:50], None, "", " \n"], "validation": STORIES[50:], "other": ["x"]}
     meta = prepare.prepare("stories", SPEC, "byte")
     parts = [STORIES[:50], STORIES[50:]]
     assert decoded("stories") == ["".join(f"{text}\n" for text in part) for part in parts]

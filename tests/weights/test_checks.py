@@ -77,6 +77,7 @@ SPOILT = [  # (how, what the error says)
     (config(n_layer=10**9), "n_layer=1000000000 is out of range"),
     (config(n_layer=999), "n_layer=999, but there are "),
     (config(rope_twist=True), "unknown key rope_twist.*update this repo"),
+    (config(own_keys="pull"), "own_keys must be list"),
     (config(vocab_size=10**12), f"{UNFIT}.*wte.weight"),
     (config(n_embd=10**15), "no model has these sizes"),
     (config(n_head=3), "n_embd=8 is not divisible by n_head=3"),
@@ -117,6 +118,13 @@ def test_checksums_are_of_the_own_files_alone(out, sums):
     message = refused(checkpoint.open_run, out)
     assert str(folder) in message and ("latest" in message) == ("latest" in sums)
     assert "sha256" not in message, "nothing else is read"
+
+
+def test_a_program_may_have_keys_of_its_own(out):
+    folder = checkpoint.find(out)
+    edit_json("config", lambda values: values | {"pull": 0.5, "own_keys": ["pull"]})(folder)
+    reseal(folder)
+    assert checkpoint.read(folder)[1]["pull"] == 0.5
 
 
 def test_every_key_of_a_run_is_known():
