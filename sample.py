@@ -230,7 +230,7 @@ def choose_device(config):
     """(device, number format of the weights) that a SampleConfig asks for."""
     is_int8 = config.dtype == "int8"
     runtime = set_up(config.device, "float32" if is_int8 else config.dtype)
-    for reason in runtime.reasons:
+    for reason in runtime.reasons.values():
         note(reason)
     if not is_int8:
         return runtime.device, runtime.dtype

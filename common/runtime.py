@@ -35,7 +35,7 @@ class Runtime:
     dtype: str
     rank: int = 0
     world_size: int = 1
-    reasons: list = field(default_factory=list)
+    reasons: dict = field(default_factory=dict)  # {what was chosen: a line that tells why}
     compile: bool = False
     auto_dtype: bool = False  # whether the user gave dtype=auto
 
@@ -92,14 +92,13 @@ class Runtime:
                 self.compile = False
                 why = trouble
         if self.device_kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
-            self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
             if self.compile or flops > BFLOAT16_PAYS:
                 self.dtype = "bfloat16"
-                self.reasons.append("dtype bfloat16 (faster on this CPU)")
+                self.reasons["dtype"] = "dtype bfloat16 (faster on this CPU)"
             else:
                 self.dtype = "float32"
-                self.reasons.append("dtype float32 (too short to gain from bfloat16)")
-        self.reasons.append(f"compile {self.compile} ({why})")
+                self.reasons["dtype"] = "dtype float32 (too short to gain from bfloat16)"
+        self.reasons["compile"] = f"compile {self.compile} ({why})"
 
 
 def compile_pays(kind, flops, compiler):
@@ -252,7 +251,7 @@ def set_up(device, dtype="auto"):
         dtype=dtype,
         rank=rank,
         world_size=world_size,
-        reasons=[device_reason, dtype_reason],
+        reasons={"device": device_reason, "dtype": dtype_reason},
         auto_dtype=auto_dtype,
     )
 

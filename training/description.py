@@ -70,7 +70,7 @@ def peak_speed(run):
 
 def describe(run):
     """Print the machine, the data, the parts of the model and the optimizers of a run."""
-    print("\n".join(run.runtime.reasons))
+    print("\n".join(run.runtime.reasons.values()))
     if run.saved is not None:
         print(f"resumed after step {run.step} of {run.config.max_iters}")
     for line in run.data.description():

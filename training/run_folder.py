@@ -233,10 +233,17 @@ def read_log(path, last_step=None):
     """The rows of a log.jsonl, up to a step if one is given."""
 
     def valid(row):
-        good = all(isinstance(row[key], list) == (key in LISTS) for key in row)
-        return type(row.get("step")) is int and good and str not in map(type, row.values())
+        if type(row.get("step")) is not int:
+            return False
+        for key, value in row.items():
+            if isinstance(value, str) or isinstance(value, list) != (key in LISTS):
+                return False
+        return True
 
-    return [row for row in read_rows(path, valid) if last_step is None or row["step"] <= last_step]
+    rows = read_rows(path, valid)
+    if last_step is None:
+        return rows
+    return [row for row in rows if row["step"] <= last_step]
 
 
 def leave_old_bits_blank(run, rows):

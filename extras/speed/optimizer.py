@@ -78,7 +78,7 @@ def time_shape(shape, steps, runtime):
 
 
 def measure(config, device):
-    runtime = Runtime(device, config.dtype or fast_dtypes(device)[-1], 0, 1, [])
+    runtime = Runtime(device, config.dtype or fast_dtypes(device)[-1], 0, 1)
     for name in ("S", "M"):
         times = time_shape(SHAPES[name], config.steps, runtime)
         step_with_muon = times["model"] + times["muon"]

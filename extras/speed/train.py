@@ -122,14 +122,14 @@ class Side:
         """The loss function, compiled: ours as train.py does."""
         if not self.ours:
             return torch.compile(self.loss, dynamic=False)
-        return compiled(self.loss, self.model, Runtime(self.device, "", 0, 1, [], compile=True))
+        return compiled(self.loss, self.model, Runtime(self.device, "", 0, 1, compile=True))
 
     def step(self, loss, dtype="float32"):
         """Take one training step with a loss function: self.loss or its compiled form. dtype: the
         number format of the matrix products. Returns the step's seconds."""
         began = time.perf_counter()
         if self.ours:
-            context = Runtime(self.device, dtype, 0, 1, []).autocast()
+            context = Runtime(self.device, dtype, 0, 1).autocast()
         else:
             kind = self.device.split(":")[0]
             context = torch.autocast(kind, getattr(torch, dtype), enabled=dtype != "float32")
@@ -241,7 +241,7 @@ def measure_shape(name, config, device):
     if config.batch_size:
         shape = replace(shape, batch_size=config.batch_size)
     dtypes = dtypes_of(config, name, device)
-    runtime = Runtime(device, dtypes[-1], 0, 1, [])
+    runtime = Runtime(device, dtypes[-1], 0, 1)
     optimizer = "adamw"
     if name == "A":
         optimizer = "muon"

@@ -65,7 +65,7 @@ NAMES = {"our GPT-2", "our LLaMA", "transformers GPT-2", "transformers LLaMA"}
 
 
 def test_sides_are_of_one_size_and_take_the_same_step():
-    runtime = Runtime("cpu", "float32", 0, 1, [])
+    runtime = Runtime("cpu", "float32", 0, 1)
     found = train_step.make_sides(train_step.SpeedConfig(), train_step.SHAPES["S"], runtime)
     assert found.keys() >= NAMES
     sizes = {name: sum(p.numel() for p in side.model.parameters()) for name, side in found.items()}
@@ -84,7 +84,7 @@ def test_sides_are_of_one_size_and_take_the_same_step():
 
 @pytest.mark.parametrize("only", ["our", "GPT", "LLaMA"])
 def test_the_models_to_time_can_be_named(only):
-    runtime = Runtime("cpu", "float32", 0, 1, [])
+    runtime = Runtime("cpu", "float32", 0, 1)
     config = train_step.SpeedConfig(only=only)
     found = train_step.make_sides(config, train_step.SHAPES["S"], runtime)
     assert found.keys() == {name for name in NAMES if only in name}

@@ -81,7 +81,7 @@ def test_dropout_drops_whole_rows():
 def test_the_tables_are_adamws_and_do_not_decay(optimizer):
     model = Variant(config("llama", dict(embed="ngram", ngram_width=5)))
     settings = TrainConfig(optimizer=optimizer, weight_decay=0.1)
-    made = make_optimizers(model, settings, Runtime("cpu", "float32", 0, 1, []))
+    made = make_optimizers(model, settings, Runtime("cpu", "float32", 0, 1))
     groups = {
         name: (type(each).__name__, group["weight_decay"])
         for each in made

@@ -76,7 +76,7 @@ def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    two = Runtime("cpu", "float32", 0, 2, [])
+    two = Runtime("cpu", "float32", 0, 2)
     stop.agreed(two, 10)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
     assert stop.agreed(two, 10) and stop.status == 143

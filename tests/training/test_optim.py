@@ -17,7 +17,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(word):
     """All matrices decay, and nothing else."""
     model = make(configure({"model": word, "n_layer": 2, "n_head": 2, "n_embd": 16}))
     config = TrainConfig(optimizer="muon", beta1=0.8, beta2=0.7, weight_decay=0.3)
-    muon, adamw = make_optimizers(model, config, Runtime("cpu", "float32", 0, 1, []))
+    muon, adamw = make_optimizers(model, config, Runtime("cpu", "float32", 0, 1))
     assert muon.param_groups[0]["momentum"] == 0.8
     assert adamw.param_groups[0]["betas"] == (0.8, 0.7)
     names = [
@@ -38,7 +38,7 @@ def our_muon(parameters, dtype="float32"):
     """Our Muon with the settings of MUON."""
     config = TrainConfig(learning_rate=0.1, beta1=0.9)
     group = {"params": parameters, "weight_decay": 0.2}
-    return optim.Muon([group], config, Runtime("cpu", dtype, 0, 1, []))
+    return optim.Muon([group], config, Runtime("cpu", dtype, 0, 1))
 
 
 def test_muon_takes_the_steps_of_torchs(monkeypatch):

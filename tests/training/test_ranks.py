@@ -115,7 +115,7 @@ class Counted:
 
 def test_the_loader_reads_ahead_and_returns_what_was_asked():
     batches = Counted()
-    loader = Loader(batches, 2, 2, Runtime("cpu", "float32", 0, 1, []))
+    loader = Loader(batches, 2, 2, Runtime("cpu", "float32", 0, 1))
     for step in (0, 1, 2, 7, 3):  # step 7 was not foreseen, nor is the return to 3
         micro_batches = loader.get(step)
         samples = [inputs[0][:, 0].tolist() for _, inputs, _ in micro_batches]

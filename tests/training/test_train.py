@@ -179,7 +179,7 @@ def test_a_mistake_of_rank_0_reaches_each_rank(monkeypatch, rank, words):
 
     monkeypatch.setattr(ranks.dist, "broadcast", broadcast)
     with pytest.raises(UserError, match=words) as found:
-        ranks.main_first(work, Runtime("cpu", "float32", rank, 2, []))
+        ranks.main_first(work, Runtime("cpu", "float32", rank, 2))
     assert found.value.status == 2 and sent == [0 if rank else 2]
 
 
@@ -210,7 +210,7 @@ def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, monkeypatch, more, w
     layout = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
     with pytest.raises(UserError, match=words):
         settings = train.read_config(arguments(data_dir, tmp_path / "run", *layout, more), "")
-        ranks.check_layout(settings.config, Runtime("cpu", "float32", 0, 2, []))
+        ranks.check_layout(settings.config, Runtime("cpu", "float32", 0, 2))
 
 
 def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
