@@ -104,8 +104,6 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     {
         "NVIDIA H100 80GB HBM3": 989,
         "NVIDIA H100 PCIe": 756,
-        "NVIDIA H200 NVL": 835,
-        "NVIDIA GeForce RTX 3090 Ti": None,
         "NVIDIA GeForce RTX 4090": 165,
         "NVIDIA L40": None,
         "NVIDIA GeForce RTX 4090 Laptop GPU": None,
