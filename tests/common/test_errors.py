@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -102,6 +103,12 @@ def test_a_first_line_comes_before_torch(name):
     rest, _ = process.stderr.read(), process.wait(timeout=60)
     said = [line for line in rest.splitlines() if not line.startswith("import time:")]
     assert process.returncode == -signal.SIGINT and not said and process.stdout.read() == ""
+
+
+def test_ctrl_c_is_said_in_one_word(capsys):
+    with pytest.raises(SystemExit) as ended:
+        errors.run(Mock(side_effect=KeyboardInterrupt))
+    assert ended.value.code == 130 and capsys.readouterr().err == "stopped\n"
 
 
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
