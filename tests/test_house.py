@@ -1,6 +1,7 @@
 """The house: five scripts at the root, rooms that import only what lies below them, ruff, sizes."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -38,9 +39,15 @@ def room_of(path):
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def tree_of(path):
+    """The syntax tree of a file, parsed once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_modules(path):
     """The names of all modules that a file imports, also within its functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom):
             yield node.module or ""
         elif isinstance(node, ast.Import):
@@ -82,8 +89,8 @@ def imports_at_the_top():
     graph = {}
     for path in FILES:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        top = [node for node in tree.body if isinstance(node, ast.ImportFrom | ast.Import)]
+        body = tree_of(path).body
+        top = [node for node in body if isinstance(node, ast.ImportFrom | ast.Import)]
         graph[module] = set()
         for node in top:
             names = [alias.name for alias in node.names]
@@ -132,7 +139,7 @@ def test_a_script_names_the_packages_of_the_ablation_before_it_imports_them():
 
 def test_every_room_and_file_says_what_it_is_for():
     for path in FILES:
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+        assert ast.get_docstring(tree_of(path)), path
     for path in [*ROOT.glob("[a-z]*/__init__.py"), *ROOT.glob("bench/*/__init__.py")]:
         assert re.fullmatch(r'"""[^\n]+"""\n', path.read_text(encoding="utf-8")), path
 
@@ -152,10 +159,10 @@ def length(node):
 def test_functions_fit_on_a_screen_and_files_in_one_sitting():
     long = []
     for path in FILES:
-        text = path.read_text(encoding="utf-8")
-        if len(text.splitlines()) > (550 if path.name == "train.py" else 420):
-            long.append(f"{path.relative_to(ROOT)}: {len(text.splitlines())} lines")
-        for node in ast.walk(ast.parse(text)):
+        lines = lines_of([path])
+        if lines > (550 if path.name == "train.py" else 420):
+            long.append(f"{path.relative_to(ROOT)}: {lines} lines")
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef) and length(node) > 60:
                 long.append(f"{path.relative_to(ROOT)}: {node.name} has {length(node)} lines")
     assert not long

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,29 +50,36 @@ HEAVY = {"torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynam
 HEAVY |= {"torch._inductor", "datasets", "matplotlib", "transformers", "wandb", "rich", "scipy"}
 HEAVY |= {"tiktoken", "huggingface_hub"}
 WRAPPER = """
-import atexit, runpy, sys
+import runpy, sys
 {first}
 before = set(sys.modules)
-atexit.register(lambda: print("modules:", *set(sys.modules) - before, file=sys.stderr))
-sys.argv = [{name!r}, {argument!r}]
-runpy.run_path({name!r}, run_name="__main__")
+statuses = []
+for words in {commands!r}:
+    sys.argv = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        statuses.append(ended.code)
+print("statuses:", *statuses, file=sys.stderr)
+print("modules:", *set(sys.modules) - before, file=sys.stderr)
 """
 
 
 @pytest.mark.parametrize(
-    "name, argument, status, first",
+    "first, commands, statuses",
     [
-        ("prepare.py", "--input=nowhere", 2, "import numpy"),
-        ("train.py", "--help", 0, "import torch"),
-        ("sample.py", "--out_dir=nowhere", 2, "import torch"),  # what it needs before a model
+        ("import numpy", [["prepare.py", "--input=nowhere"]], "2"),
+        # The second up to where it needs a model; what one imports, the other finds.
+        ("import torch", [["train.py", "--help"], ["sample.py", "--out_dir=nowhere"]], "0 2"),
     ],
 )
-def test_a_script_imports_little_besides_torch(name, argument, status, first):
+def test_a_script_imports_little_besides_torch(first, commands, statuses):
     """Modules are counted, beside those of what every such command needs, since the seconds depend
     on the machine."""
-    done = python("-c", WRAPPER.format(name=name, argument=argument, first=first))
-    imported = set(done.stderr.rsplit("modules:", 1)[1].split())
-    assert done.returncode == status and "torch" not in imported
+    done = python("-c", WRAPPER.format(first=first, commands=commands))
+    said, imported = done.stderr.rsplit("modules:", 1)
+    imported = set(imported.split())
+    assert said.endswith(f"statuses: {statuses}\n") and "torch" not in imported
     assert not imported & HEAVY
     assert len(imported) < 150  # most of them are ours, or small ones of Python's
 
@@ -95,6 +103,12 @@ def test_a_first_line_comes_before_torch(name):
     rest, _ = process.stderr.read(), process.wait(timeout=60)
     said = [line for line in rest.splitlines() if not line.startswith("import time:")]
     assert process.returncode == -signal.SIGINT and not said and process.stdout.read() == ""
+
+
+def test_ctrl_c_is_said_in_one_word(capsys):
+    with pytest.raises(SystemExit) as ended:
+        errors.run(Mock(side_effect=KeyboardInterrupt))
+    assert ended.value.code == 130 and capsys.readouterr().err == "stopped\n"
 
 
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):

@@ -50,7 +50,7 @@ def test_a_script_is_named_from_the_current_directory(tmp_path, monkeypatch):
 
 
 def test_every_kind_of_command_names_it(capsys, tmp_path):
-    """After a run that was stopped, a dataset, a list, an error, in a dry run and in --help."""
+    """After a run, one that was stopped, a dataset, a list, an error, in a dry run, in --help."""
     run = SimpleNamespace(
         program="extras.mix",
         step=3,
@@ -58,6 +58,10 @@ def test_every_kind_of_command_names_it(capsys, tmp_path):
         runtime=SimpleNamespace(world_size=1),
     )
     terminal.print_how_to_continue(run, broken=None)
+    ended = SimpleNamespace(out_dir="my run", model="gpt2")
+    texts = {"n_layer": "--n_layer=2"}
+    given = configurator.Given(files=["config/gpt2_shakespeare.py"], texts=texts)
+    terminal.print_next_commands("my run/ckpt/000050", ended, given, "train.py")
     meta = {"name": "book", "splits": dict.fromkeys(("train", "val"), {"tokens": 9000})}
     prepare.print_training(meta, "data")
     prepare.print_list(tmp_path)
@@ -70,6 +74,8 @@ def test_every_kind_of_command_names_it(capsys, tmp_path):
     said = "".join(capsys.readouterr())
     for command in (
         "-m extras.mix --init_from=resume --out_dir=out",
+        "sample.py '--out_dir=my run'",
+        "train.py config/llama_shakespeare.py --n_layer=2",
         "train.py config/llama_shakespeare.py --dataset=book",
         "prepare.py NAME",
         "train.py --seed=1",

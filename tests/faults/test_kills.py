@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from faults.outside import SAVE_EVERY, Process, assert_complete, newest, result, rows, tree
+from faults.outside import SAVE_EVERY, Process, assert_complete, newest, result, rows
 
 from training.optim import OPTIMIZER, SCHEDULE
 
@@ -53,21 +53,6 @@ def test_kills_at_random_moments_and_within_a_save(lab, arm):
         assert lost <= SAVE_EVERY
     lab.start(out, *arm).expect(0)
     assert result(out) == result(lab.reference(*arm))
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_at_once(lab):
-    out = lab.part_way()
-    before, log = tree(out / "ckpt"), (out / "log.jsonl").stat().st_ino
-    process = lab.start(out, "--gradient_accumulation_steps=20000")  # a step of a minute
-    process.until(lambda: (out / "log.jsonl").stat().st_ino != log)
-    time.sleep(1)
-    process.popen.send_signal(signal.SIGTERM)
-    time.sleep(1.5)  # two signals within a second are one request
-    process.popen.send_signal(signal.SIGINT)
-    process.expect(130, "", 5)
-    assert tree(out / "ckpt") == before
-    lab.to_the_end(out)
 
 
 @pytest.mark.slow

@@ -229,13 +229,6 @@ def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
     assert capsys.readouterr().out == "".join(texts)
 
 
-def test_a_prompt_on_several_lines_gets_the_samples_that_one_line_would():
-    wanted = sample.numbered(["the", "no", "the"], 2)
-    numbers = {prompt: [n for other, n in wanted if other == prompt] for prompt in ("the", "no")}
-    assert [prompt for prompt, _ in wanted] == ["the", "the", "no", "no", "the", "the"]
-    assert numbers == {"the": [0, 1, 2, 3], "no": [0, 1]}
-
-
 def test_a_terminal_obeys_nothing_in_a_text(monkeypatch):
     """A program gets the text as it is."""
     text = "a\x1b[2J\tb\n"

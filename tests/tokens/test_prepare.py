@@ -346,7 +346,6 @@ def meta_of(**train):
     [
         ({"tokens": 10**6}, "auto", []),
         ({"tokens": 15_360}, "auto", ["--block_size=128", "--max_iters=100", "--batch_size=12"]),
-        ({"tokens": 153_600}, "char", ["--block_size=128", "--max_iters=1000", "--batch_size=12"]),
         ({"tokens": 1536}, "bpe", ["--max_iters=90", "--dropout=0.1"]),
         ({"tokens": 2000, "pairs": 48, "longest": 50}, "auto", ["--block_size=49"]),
         ({"tokens": 10**6}, "gpt2", ["config/finetune_shakespeare.py", "--init_from=gpt2"]),

@@ -146,7 +146,7 @@ def test_a_missing_dataset_names_the_command(monkeypatch, tmp_path):
         assert not token_files.is_prepared(Path(impossible, "shakespeare_char"))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", "\udcff", "[" * 200_000, None])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\udcff", None])
 @pytest.mark.parametrize("name", ["tokenizer.json", "meta.json"])
 def test_a_file_that_is_not_what_was_written(folder, name, text):
     """None: the name is that of a folder."""
