@@ -167,8 +167,9 @@ def test_exit_status_and_one_line(tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def test_debug_prints_the_traceback_too(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--debug", "--learning_rte=1"])
+@pytest.mark.parametrize("debug", errors.DEBUG)
+def test_debug_prints_the_traceback_too(debug, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", debug, "--learning_rte=1"])
     with pytest.raises(SystemExit):
         errors.run(train.main)
     said = capsys.readouterr().err
