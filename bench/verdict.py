@@ -194,10 +194,6 @@ def main(argv):
     for warning in warnings:
         print(folded(f"warning: {warning}"))
     notes += print_verdicts(settings, config)
-    folds = [arm.casefold() for arm in arms]
-    alike = [arm for arm in arms if folds.count(arm.casefold()) > 1]
-    if alike:
-        notes.append(f"These arms differ only in case: {', '.join(alike)}.")
     for note in notes:
         print(folded(note))
 

@@ -49,8 +49,6 @@ def read(given, config):
             raise UserError("no such file or folder", name, "check the path")
         elif suffix in DELIMITERS or suffix == ".jsonl":
             runs += runs_of_table(path, config, given)
-        elif suffix == ".json":
-            raise UserError("a .json is not read", name, "write one object a line, as .jsonl")
         else:
             raise UserError("cannot tell what this is", name, KNOWN)
     return runs
