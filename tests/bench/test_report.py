@@ -272,22 +272,13 @@ def test_wrong_answers_stand_beside_the_loss(tmp_path, tables_alone):
     assert table_of(tmp_path, "change")["rope"]["wrong answers"] == "0.0%"
 
 
-def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_path, tables_alone):
-    make_sweep(tmp_path / "a", **FEW)
-    _, rows, _ = make_sweep(tmp_path / "b", **FEW, hardware="H200")
-    rows = [row | {"seed": row["seed"] + 20} for row in rows if row["purpose"] == "report"]
-    write_lines(tmp_path / "b", rows)
+def test_each_folder_gets_its_own_report(tmp_path, tables_alone):
     make_sweep(tmp_path / "c", **FEW, question="Another?", max_iters=1000)
     make_sweep(tmp_path / "d", **FEW, screening=True)
-
-    folders = [tmp_path / name for name in "abcd"]
-    sweeps = report.judge(folders)
-    assert [[path.name for path in sweep.folders] for sweep in sweeps] == [["a", "b"], ["c"], ["d"]]
-    assert len(sweeps[0].reported("rope")) == 10 and sweeps[0].costs.machine.nunique() == 2
-    assert report.write(sweeps) == tmp_path / "a/report.md"
-    assert "machines are joined: their runs of the base" in text_of(tmp_path / "a")
+    sweeps = report.judge([tmp_path / "c", tmp_path / "d"])
+    assert report.write(sweeps) == tmp_path / "c/report.md"
     assert titles_of(tmp_path / "c")[0] == "Another?"
-    assert not (tmp_path / "b/report.md").exists()
+    assert (tmp_path / "d/report.md").exists()
 
 
 @pytest.mark.parametrize("name", ["rope", "position=rope+mlp=swiglu+norm=rmsnorm", "a" * 29])
