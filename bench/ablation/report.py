@@ -120,19 +120,6 @@ class Section:
         rates = self.plan["chosen_lr"]
         return rates.get(arm, 1) / rates.get(self.plan["base"], 1)
 
-    def at_shared_rate(self, row):
-        """The difference between an arm at the rate of the arm that it is compared with, and that
-        one: of its reported runs if they have that rate, else of its tuning runs; nan if none."""
-        if "learning_rate" in self.plan["arms"].get(row["arm"], {}).get("changes", {}):
-            return math.nan  # the arm sets another rate, and was tuned around it
-        rates = self.plan["chosen_lr"]
-        shared = rates.get(row["against"], 1)
-        if rates.get(row["arm"], 1) == shared:
-            return row["difference"]
-        runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == shared)]
-        theirs = self.reported(row["against"])["val_loss_report"]
-        return runs["val_loss_report"].mean() - theirs.mean()
-
     def cost(self, arm, column):
         """A cost of an arm on the machine that timed most arms; nan where it was not measured."""
         values = self.runs.loc[self.runs["arm"] == arm, column].dropna()

@@ -167,14 +167,6 @@ def test_pictures_are_files(written):
     assert all((written / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 
 
-def test_the_caption_of_the_differences_tells_what_is_drawn(written, tmp_path):
-    screening = {"screening": True, "lr_grid": [1], "curve": [], "margin": None}
-    make_sweep(tmp_path, **FEW | screening, margin_source=None)
-    for folder, drawn in ((written, ["diamond", "shaded band"]), (tmp_path, [])):
-        caption = report.caption_of(figures.forest, figures.forest(section_of(folder)))
-        assert [word for word in ("arrow", "diamond", "shaded band") if word in caption] == drawn
-
-
 def test_figures_draw_what_the_rows_say(written):
     section = section_of(written)
     base, rope = (section.reported(arm)["val_loss_report"].mean() for arm in ("base", "rope"))
@@ -242,16 +234,13 @@ def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_at_the_shared_rate_an_arm_is_compared_with_what_it_is_measured_against(tmp_path):
+def test_an_arm_is_told_with_its_changes_and_one_beyond_the_edge_is_an_arrow(tmp_path):
     rates = dict.fromkeys(EFFECTS, 2) | {"untied": 1}
     arms = {"untied": {"against": "rope"}}
     make_sweep(tmp_path, 6, EFFECTS | {"alibi": 9.0}, arms, curve=[], chosen_lr=rates)
     (section,) = report.judge([tmp_path])
     shown = tables.tests_table(section).set_index("change")["what changes"]
     assert shown["rope"] == "position=rope" and "learning rate 0.5 ×" in shown["untied"]
-    (row,) = section.verdicts.query("arm == 'untied'").to_dict("records")
-    loss = section.tuned.query("arm == 'untied' and rate == 2").val_loss_report.mean()
-    assert section.at_shared_rate(row) == loss - section.reported("rope").val_loss_report.mean()
     figure = figures.forest(section)  # alibi is an arrow
     assert figure.axes[0].get_xlim()[1] < 2 and "arrow" in figure.get_label()
 
