@@ -22,7 +22,7 @@ def test_a_reader_that_leaves_is_an_error_and_does_not_end_the_process(monkeypat
 
 def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
     jobs = [runs.Job("rope", seed, 1, "report", "out", {}, *"chd") for seed in range(2)]
-    done = {"status": "done", "final_val_loss": 1.5, "best_val_loss": 1.25, "wall_seconds": 20.0}
+    done = {"status": "done", "final_val_loss": 1.5, "wall_seconds": 20.0}
     ends = [done, {"status": "diverged", "reason": "loss nan [at step 1]"}]
     sweep, drawn = SimpleNamespace(rows={}, predicted={"rope": 10.0}), Console(width=80)
 
@@ -38,7 +38,7 @@ def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
             assert f" {50 * len(sweep.rows)}%" in line
     assert capsys.readouterr().out.splitlines() == [
         "timing 3 arms",
-        "[1/2] rope seed 0: final 1.5000, best 1.2500, 20 s",
+        "[1/2] rope seed 0: final 1.5000, 20 s",
         "[2/2] rope seed 1: DIVERGED: loss nan [at step 1]",
     ]
 
@@ -59,15 +59,6 @@ def test_work_shows_off_a_terminal_that_it_goes_on(monkeypatch, capsys):
             show(f"arm {number}")
     lines = ["checking the arms", "checking the arms: arm 2", "checking the arms: arm 4"]
     assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_losses_of_two_texts_say_of_which_they_are():
-    row = {"final_val_loss": 1.5, "best_val_loss": 1.25}
-    job = runs.Job("rope", 0, 1, "report", "out", {}, *"chd")
-    assert progress.losses_text(job, row) == "final 1.5000, best 1.2500"
-    job.values["eval_tokens"] = 8192
-    said = progress.losses_text(job, row)
-    assert "final 1.5000 on the whole text" in said and "best 1.2500 on 8,192 tokens" in said
 
 
 def test_a_text_is_prepared_before_the_spinner(planned, monkeypatch):
