@@ -15,6 +15,7 @@ from parts.variant import POSITION
 SHAKESPEARE = str(ROOT / "config/ablate_shakespeare.py")
 MINE = arm(mine=dict(norm="rmsnorm"))
 QK_NORMS = ["qk_norm=head", "qk_norm=full"]
+NAMED = read_sweep([str(ROOT / "config/archs.py"), "--device=cpu"])[0].arms  # architectures
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
     of_training = {"muon": dict(optimizer="muon"), "drop": dict(dropout=0.1)}
     of_training["slow"] = dict(learning_rate=5e-4)
     axes = [dict(axis=axis) for axis in ("position", "norm", "mlp", "block", "qk_norm")]
-    for config in (*axes, dict(design="archs"), dict(arms=of_training)):
+    for config in (*axes, dict(arms=NAMED), dict(arms=of_training)):
         found = names(base, **config)
         for each in found.values():
             checks.check_arm(each, base)
@@ -82,7 +83,7 @@ def test_a_shrunken_sweep_warms_up_for_a_tenth_of_its_steps(capsys):
     assert base["warmup_iters"] == 70  # which TrainConfig refuses
 
 
-@pytest.mark.parametrize("config", [dict(design="leave_one_in"), dict(design="archs")], ids=str)
+@pytest.mark.parametrize("config", [dict(design="leave_one_in"), dict(arms=NAMED)], ids=str)
 @pytest.mark.parametrize("kind", ["params", "flops"])
 def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
     sizes = ["--axis=norm", "--n_embd=64", "--n_head=4"]
