@@ -53,9 +53,8 @@ def main(argv, usage):
     lock = lock_run(plan.out, write_id=True)
     with contextlib.closing(lock), contextlib.closing(StopRequest()) as stop:
         failed = measure(plan, courses, stop)
-        for course in courses:
-            if not stop.status and course.is_admitted:
-                time_arms(course)
+        if not stop.status:
+            time_settings(courses, stop)
     show_table(plan.out, [part.name for part in plan.parts])
     if stop.status:
         print("stopped; the same command continues. Runs in progress begin anew.")
@@ -167,25 +166,43 @@ def next_job(plan, waiting, active, taken):
         active.append(course)
 
 
-def time_arms(course):
-    """Time the steps of a setting's arms in turn, unless that is done, or the machine is busy."""
-    path = course.folder / "costs.jsonl"
+def time_settings(courses, stop):
+    """Time the steps of the arms of all settings that lack them, if the machine becomes quiet."""
+    untimed = [course for course in courses if course.is_admitted and untimed_arms(course)]
+    if not untimed:
+        return
+    with doing("waiting for a quiet machine, to time the steps") as show:
+        is_quiet = wait_until_quiet(PATIENCE, show)
+    if not is_quiet:
+        say("other work keeps this machine busy: the same command times the steps when it is quiet")
+        return
+    for course in untimed:
+        if not stop.status:
+            time_arms(course)
+
+
+def untimed_arms(course):
+    """The arms of a setting whose steps have not been timed on this machine."""
     hardware = course.machine["hardware"]
     done = set()
-    for row in read_rows(path, is_cost):
+    for row in read_rows(course.folder / "costs.jsonl", is_cost):
         if row.get("hardware") == hardware:
             done.add((row["arm"], row.get("code_hash")))
     names = [part.name for part in course.parts]
-    names = [name for name in names if (name, course.arms[name].code_hash) not in done]
-    if not names or not wait_until_quiet(PATIENCE):
-        return
+    return [name for name in names if (name, course.arms[name].code_hash) not in done]
+
+
+def time_arms(course):
+    """Time the steps of a setting's arms in turn, and keep those that nothing disturbed."""
     vocabulary = {"vocab_size": course.data["vocab_size"]}
-    values = {name: vocabulary | course.arms[name].values for name in (BASE, *names)}
+    names = [BASE, *untimed_arms(course)]
+    values = {name: vocabulary | course.arms[name].values for name in names}
     rows, _ = step_times.time_arms(values, threads=1)
     for row in rows:
         if row["quiet"]:
-            more = {"hardware": hardware, "code_hash": course.arms[row["arm"]].code_hash}
-            files.append(path, row | more)
+            facts = {"hardware": course.machine["hardware"]}
+            facts["code_hash"] = course.arms[row["arm"]].code_hash
+            files.append(course.folder / "costs.jsonl", row | facts)
 
 
 def report(course, job, result):
