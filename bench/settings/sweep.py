@@ -63,13 +63,18 @@ def main(argv, usage):
 
 
 def check_datasets(plan):
-    """Raise UserError that names all datasets that the settings lack, if several are missing. One
-    alone is left to train.py, which prepares it, or says how."""
+    """Raise UserError that names all datasets that the settings lack, if several are missing that
+    train.py does not prepare. One alone is left to train.py, which says how."""
+    from prepare import SMALL  # here, since other sweeps do without
+
     folders = [
         Path(setting.values.get("data_dir", "data"), setting.values["dataset"])
         for setting in plan.settings
     ]
-    missing = [folder for folder in dict.fromkeys(folders) if not is_prepared(folder)]
+    missing = []
+    for folder in dict.fromkeys(folders):
+        if folder.name not in SMALL and not is_prepared(folder):
+            missing.append(folder)
     if len(missing) > 1:
         names = " ".join(folder.name for folder in missing)
         fix = f"run `for name in {names}; do python prepare.py $name; done`"
