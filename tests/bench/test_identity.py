@@ -288,6 +288,26 @@ def test_pairs_have_fingerprints():
     assert fingerprint.compute(values, "pairs") == of_pairs
 
 
+def test_a_check_of_the_form_compares_and_stores_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.0]})
+    monkeypatch.setattr(fingerprint, "compute_in_form", lambda values, kind: {"loss": [2.0]})
+    values = line_of(*ARMS["muon"])["values"] | {"compile": True}
+    lines = []
+    for number, form in enumerate((None, 2.0, 3.0)):
+        own = values | {"max_iters": 900 + number}
+        line = identity.line_of(f"arm {number}", own, "text", {"loss": [1.0]})
+        lines.append(line | ({"form": {"loss": [form]}} if form else {}))
+    identity.store(tmp_path, lines)
+    before = (tmp_path / identity.NAME).read_bytes()
+    assert fingerprint.main([str(tmp_path), "--form"]) == 1
+    assert [": fresh" in line for line in capsys.readouterr().out.splitlines()] == [
+        True,
+        True,
+        False,
+    ]
+    assert (tmp_path / identity.NAME).read_bytes() == before
+
+
 def test_a_check_of_no_folder_or_of_one_without_fingerprints_is_a_mistake(tmp_path):
     for argv, words in ((["--form"], "name folders"), ([str(tmp_path)], "fingerprints")):
         with pytest.raises(UserError, match=words):
