@@ -190,7 +190,9 @@ def run_of_folder(path):
         lines = (path / "log.jsonl").read_bytes().split(b"\n")
         for _, _, row in files.json_lines(lines):  # a kill may cut a line short
             if isinstance(row, dict) and row.get("step", 0) >= config["max_iters"]:
-                loss = row.get("whole_val_loss") or row.get("val_loss") or loss
+                for key in ("val_loss", "whole_val_loss"):
+                    if row.get(key) is not None:
+                        loss = row[key]
     setting = text_of(config.get("dataset"))
     return Run(arm, setting, text_of(config.get("seed")), loss, others={"file": str(path)})
 

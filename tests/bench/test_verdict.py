@@ -319,12 +319,13 @@ def test_run_folders(tmp_path):
     assert read(whole)[:4] == ("out-rope", "plays", "7", 2.25)
     assert read(folder("out-8", config, [(20, 2.0)])).arm == "out-8"
     assert read(folder("out-seed7", config, [(10, 2.5)])).loss is None
+    assert read(folder("zero", config, [(10, 2.5), (20, 0.0)])).loss == 0
     (whole / "log.jsonl").write_text('{"step": 20, "val_loss": 2.25, "whole_val_loss": 2.5}')
     assert read(whole).loss == 2.5
     (whole / "diverged.json").write_text("{}")
     assert read(whole).loss == math.inf
 
-    with pytest.raises(UserError, match=r"holds 3 run folders .*/\*"):
+    with pytest.raises(UserError, match=r"holds 4 run folders .*/\*"):
         read(tmp_path)
     (tmp_path / "empty").mkdir()
     for other in (tmp_path / "empty", folder("model", {"hidden_size": 64}, [])):
