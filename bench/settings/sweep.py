@@ -9,12 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+import train
 from bench.ablation import identity, step_times
 from bench.ablation.arms import BASE
-from bench.ablation.fingerprint import one_thread
+from bench.ablation.fingerprint import one_thread, start_run
 from bench.ablation.progress import WIDTH, doing, say
 from bench.ablation.rows import is_cost
-from bench.ablation.step_times import PATIENCE, Probe, cores, wait_until_quiet
+from bench.ablation.step_times import PATIENCE, cores, wait_until_quiet
 from bench.ablation.sweep import identify
 from bench.settings import plan as plans
 from bench.settings.plan import tokens_of
@@ -26,9 +27,10 @@ from common.errors import UserError
 from common.runtime import StopRequest, find_device, versions
 from tokens.token_files import is_prepared
 from training.run_folder import lock_run, read_rows
+from training.step_costs import timed
 
 POLL = 1  # seconds
-TIMED = 5  # steps of a dry run
+TIMED = 8  # steps of a dry run, whose first ones warm up
 FACTS = ("torch", "git_commit", "hardware")
 
 
@@ -274,8 +276,8 @@ def hours_of(jobs):
     """The CPU hours of runs of one setting, by a few steps of the first of them."""
     values = jobs[0].values
     with one_thread():
-        probe = Probe(values)
-        seconds = min(probe.step() for _ in range(TIMED))
+        run = start_run(values)
+        seconds = min(timed(train.train_step, run) for _ in range(TIMED))
     scored = len(jobs) * values["eval_tokens"] / 3  # a forward pass is a third of a step
     tokens = sum(tokens_of(job.values) for job in jobs) + scored
     step_tokens = tokens_of(values) / values["max_iters"]

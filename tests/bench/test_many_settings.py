@@ -302,11 +302,12 @@ def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, mon
     base had not learned."""
     timed_on = []  # so many threads
 
-    def step():
+    def timed(step, run):
         timed_on.append(torch.get_num_threads())
         return 3.6
 
-    monkeypatch.setattr(sweep, "Probe", lambda values: SimpleNamespace(step=step))
+    monkeypatch.setattr(sweep, "start_run", lambda values: None)
+    monkeypatch.setattr(sweep, "timed", timed)
     monkeypatch.setattr(sweep, "recognise", lambda course, plan: open_course(course))
     run_all(course_of(tmp_path / "a", monkeypatch, falling))
     stored = course_of(tmp_path / "a", monkeypatch, falling, passes=2)
