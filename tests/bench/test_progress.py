@@ -1,6 +1,5 @@
 """What a sweep shows on a terminal of 80 columns, and elsewhere."""
 
-import contextlib
 import statistics
 import sys
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from bench.ablation import power, progress, runs, schedule, sweep
+from bench.ablation import power, progress, runs, schedule
 from helpers.ablation import arm
 from helpers.runs import refusing
 
@@ -59,22 +58,6 @@ def test_work_shows_off_a_terminal_that_it_goes_on(monkeypatch, capsys):
             show(f"arm {number}")
     lines = ["checking the arms", "checking the arms: arm 2", "checking the arms: arm 4"]
     assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_a_text_is_prepared_before_the_spinner(planned, monkeypatch):
-    """Whose frames would break the bar of prepare.py."""
-    spinning = []
-    open_data = sweep.open_data
-
-    @contextlib.contextmanager
-    def doing(what):
-        spinning.append(what)
-        yield lambda detail: None
-        spinning.remove(what)
-
-    monkeypatch.setattr(sweep, "doing", doing)
-    monkeypatch.setattr(sweep, "open_data", lambda base: spinning or open_data(base))
-    assert planned(arm(rope=dict(position="rope"))).data["dataset"] == "words"
 
 
 def test_what_a_sweep_shows_is_told_in_nats_where_the_noise_of_its_base_is_known(planned):
