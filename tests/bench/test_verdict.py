@@ -297,14 +297,6 @@ def test_two_settings_have_an_ordinary_table(printed):
     assert "With 4 settings or more, a new one is predicted too." in out
 
 
-def test_a_footnote_explains_what_the_table_has(said):
-    _, out = said({"baseline": BASE, "mine": LOWER})
-    assert "Runs of one seed are not paired." in out and "better" in out
-    assert "--margin" not in out and "Seeds to decide" not in out and "Holm" not in out
-    _, out = said({"baseline": BASE, "mine": ["nan"] * 5, "other": ["nan"] * 2})
-    assert "negative" not in out and "--margin" not in out
-
-
 def test_run_folders(tmp_path):
     def folder(name, config, rows):
         (tmp_path / name).mkdir()
