@@ -80,9 +80,8 @@ def test_a_loss_that_is_not_finite_has_diverged_and_stays_a_result(tmp_path):
 
 
 ODD_ROWS = [{}, {"arm": 3}, {"lr": None}, {"status": "cancelled"}, {"curve": 3}]
-ODD_ROWS += [{"final_report": "1.9"}, {"final_report": None}, {"lr": 10**400}, {"seed": 2**64}]
-ODD_ROWS += [{"curve": ["a"]}, {"curve": [["a", 1, 1, 1]]}, {"curve": [[1, 2]]}, {"blocks": ["a"]}]
-ODD_ROWS += [{"extrapolation": {"1": 3}}, {"extrapolation": {"x": {}}}]
+ODD_ROWS += [{"final_report": None}, {"lr": 10**400}, {"curve": [["a", 1, 1, 1]]}]
+ODD_ROWS += [{"blocks": ["a"]}, {"extrapolation": {"1": 3}}, {"extrapolation": {"x": {}}}]
 
 
 @pytest.mark.parametrize("odd", ODD_ROWS, ids=lambda odd: str(odd)[:40])

@@ -340,10 +340,8 @@ def test_run_folders(tmp_path):
         ("arm,loss,seed\na,2,1", ["--setting_column=seed"], "the column of two things"),
         ("name,value\nbaseline,1", [], "name one with --arm_column= --loss_column="),
         ("arm,seed,loss\n", [], "no rows"),
-        ("", [], "no rows"),
         ("arm,loss\0", [], "UTF-8"),
         ("arm seed loss\na 1 2", [], "separate its cells by"),
-        ("setting,loss\na,2", ["--arm_column=setting"], "--arm_column=setting right?"),
     ],
 )
 def test_a_mistake_is_one_line(printed, text, options, where):
