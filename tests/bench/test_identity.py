@@ -316,7 +316,6 @@ def test_a_check_of_no_folder_or_of_one_without_fingerprints_is_a_mistake(tmp_pa
 
 def test_the_machine_is_part_of_the_configuration(planned, monkeypatch):
     hashes = lambda *more: planned("--axis=norm", "--match=none", *more).arms["base"].config_hash
-    monkeypatch.setattr(sweep, "check_changes_output", lambda *args: None)
     assert hashes() == hashes("--dtype=float32") == hashes("--log_interval=7")
     assert hashes() != hashes("--dtype=bfloat16")
     assert hashes("--workers=1") != hashes("--workers=64")  # threads of each
