@@ -20,7 +20,7 @@ if not __package__:
 
 from common import early
 from common.commands import command, in_lines
-from common.errors import printable, run, tell
+from common.errors import run, tell
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
@@ -69,8 +69,8 @@ def run_one(sweep, start=runs.run_local):
             sections = report.judge([sweep.out])
             page = report.write(sections)
         print(report.terminal(sections))
-        failed = print_failures(sweep)
         print(page)
+        failed = any(row["status"] == "failed" for row in sweep.rows.values())
         return 1 if failed else 0
     finally:
         sweep.lock.close()
@@ -98,15 +98,6 @@ def show_plan(sweep):
     if sweep.config.dry_run:
         print_commands(sweep, jobs)
     return new_costs
-
-
-def print_failures(sweep):
-    """Print why runs failed. Returns their number."""
-    failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
-    for row in failed:
-        text = f"error: {row['arm']} seed {row['seed']} failed ({row['out_dir']}): {row['reason']}"
-        print(printable(text), file=sys.stderr)
-    return len(failed)
 
 
 def print_commands(sweep, jobs):

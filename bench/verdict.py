@@ -21,13 +21,12 @@ if not __package__:
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from bench.verdict_rows import KNOWN, last_of_each, read
 from common.configurator import Range, build, load
 from common.errors import UserError, folded, nearest, printable, run
 
-ERROR = 0.05  # of all verdicts together
 LEAST_RUNS = 3  # of an arm and of the base, for a verdict
 
 
@@ -46,52 +45,61 @@ class VerdictConfig:
 # ---------------------------------------------------------------- judging
 
 
-class Test(NamedTuple):
-    """A test of an arm against the base, not corrected for other arms."""
-
-    p: float
-    p_tie: float
-    direction: float  # a positive one is worse
-    diverges: bool  # whether p is of the number of runs that diverged
-    why: str  # why the runs that learned decide nothing, or ""
-
-
 def judge(tables, margin):
     """[row] of each {arm: losses} of a setting, the base first: a dictionary of mean, difference
-    with its interval, verdict, more (the seeds that would decide), and, where the arm can be
-    tested, its Test and p, corrected for all such arms of all settings (nan: it has none)."""
+    with its interval, verdict, seeds (as many of the arm as would decide it, as a text), and p,
+    corrected for all arms of all settings that can be tested (nan: the arm cannot)."""
     import numpy as np
 
-    from bench.ablation.contrasts import contrast, finite, holm
+    from bench.ablation import contrasts
 
     rows = []
     for groups in tables:
         base_name = next(iter(groups))
         for arm in groups:
             pair = [np.array(groups[arm]), np.array(groups[base_name])]
-            learned = finite(pair[0])
+            learned = contrasts.finite(pair[0])
             row = {
                 "arm": arm,
                 "pair": pair,
+                "n": len(pair[0]),
+                "n_control": len(pair[1]),
                 "mean": float(learned.mean()) if len(learned) else math.inf,
                 "verdict": "base" if arm == base_name else untested(pair, base_name),
-                "more": "",
+                "p": math.nan,
+                "seeds": "",
             }
-            rows.append(contrast(pair).columns() | row)
+            rows.append(contrasts.contrast(pair).columns() | row)
 
     tested = [row for row in rows if not row["verdict"]]
-    tests = [compare_runs(row["pair"], margin or 0) for row in tested]
-    p_values = holm([test.p for test in tests])
-    p_ties = holm([test.p_tie for test in tests])
-    for row, test, p, p_tie in zip(tested, tests, p_values, p_ties, strict=True):
-        row["test"] = test
-        row["p"] = float(p)
-        row["verdict"] = word_of(test, p, p_tie)
-        if row["verdict"] == "undecided" and test.why and test.p > ERROR:
-            row["p"] = math.nan
+    if not tested:
+        return rows
+    tests = [contrasts.compare(row["pair"], margin or 0, LEAST_RUNS) for row in tested]
+    p, p_tie, direction = np.array(tests).T
+    found = contrasts.family_verdicts(p, p_tie, direction)
+    for place, row in enumerate(tested):
+        row["p"] = float(found["p_holm"][place])
+        row["verdict"] = str(found["verdict"][place])
+        if row["verdict"] == "worse" and diverges(row["pair"]):
+            row["verdict"] = "diverges"
         if row["verdict"] == "undecided" and np.isfinite(np.concatenate(row["pair"])).all():
-            row["more"] = more_seeds(row, margin, len(tested))
+            row["seeds"] = seeds_to_decide(row, margin, len(tested))
     return rows
+
+
+def diverges(pair):
+    """Whether more runs of the arm diverged than of the base, by Fisher's test."""
+    from bench.ablation import contrasts
+
+    return contrasts.fisher(*contrasts.failures(pair)) <= contrasts.ALPHA
+
+
+def seeds_to_decide(row, margin, family):
+    """How many seeds of an arm would decide it, as a text."""
+    from bench.ablation import power
+
+    seeds = power.seeds_to_decide(row, margin or 0, family)
+    return f"{seeds:.0f}" if math.isfinite(seeds) else f">{power.MOST_SEEDS}"
 
 
 def untested(pair, base_name):
@@ -110,62 +118,6 @@ def untested(pair, base_name):
 
 def all_equal(losses):
     return min(losses) == max(losses) < math.inf
-
-
-def compare_runs(pair, margin):
-    """The Test of the losses of an arm and of the base, infinite where a run diverged, by the rule
-    of contrasts.outcome. Where runs diverged, a useless change has two ways to be called worse, by
-    its loss and by the number of these runs, but none to be called better."""
-    from bench.ablation.contrasts import compare, failures, finite, outcome
-
-    learned = [finite(losses) for losses in pair]
-    p = 1.0
-    p_tie = 1.0
-    direction = 0.0
-    why = ""
-    if min(map(len, learned)) < LEAST_RUNS:
-        why = f"fewer than {LEAST_RUNS} runs did not diverge"
-    elif any(map(all_equal, learned)):
-        why = "the runs that did not diverge are equal"
-    else:
-        p, p_tie, direction = map(float, compare(learned, margin))
-
-    k, n, c, m = failures(pair)
-    if direction < 0 and k:
-        why = "an arm is never better while a run of it diverged"
-    elif direction > 0 and k * m < c * n:
-        why = "more runs of the base diverged"
-    p_of_learned = 1.0 if why else p
-    p, p_tie, direction = map(float, outcome(p, p_tie, direction, (k, n, c, m)))
-    return Test(p, p_tie, direction, diverges=p < p_of_learned, why=why)
-
-
-def word_of(test, p, p_tie):
-    """The verdict of a Test whose p-values are corrected for other arms."""
-    if p <= ERROR and test.direction < 0:
-        return "better"
-    if p <= ERROR:
-        return "diverges" if test.diverges else "worse"
-    return "tie" if p_tie <= ERROR else "undecided"
-
-
-def more_seeds(row, margin, family):
-    """About how many more seeds, of the arm and of the base, decide with a chance of power.POWER,
-    if the difference is the one seen: as a text."""
-    import numpy as np
-
-    from bench.ablation import power
-    from bench.ablation.contrasts import moments
-
-    (n, _, variance), (m, _, of_base) = (moments(losses) for losses in row["pair"])
-    more = np.arange(1, power.MOST_SEEDS + 1)
-    se = np.sqrt(variance / (n + more) + of_base / (m + more))
-    df = n + m + 2 * more - 2
-    level = ERROR / family
-    decides = power.to_differ(row["difference"], se, df, level) >= power.POWER
-    if margin:
-        decides |= power.to_tie(row["difference"], se, df, margin, level) >= power.POWER
-    return f"{more[decides.argmax()]} each" if decides.any() else f">{power.MOST_SEEDS} each"
 
 
 def across_settings(settings, config):
@@ -242,10 +194,6 @@ def main(argv):
     for warning in warnings:
         print(folded(f"warning: {warning}"))
     notes += print_verdicts(settings, config)
-    folds = [arm.casefold() for arm in arms]
-    alike = [arm for arm in arms if folds.count(arm.casefold()) > 1]
-    if alike:
-        notes.append(f"These arms differ only in case: {', '.join(alike)}.")
     for note in notes:
         print(folded(note))
 
@@ -287,49 +235,43 @@ def print_verdicts(settings, config):
 def print_arms(tables, config):
     """Print a line for each arm of each setting. Returns [note]."""
     rows = judge(tables, config.margin)
-    lines = [["arm", "runs", "mean", "difference [95 %]", "p", "verdict", "more seeds"]]
+    lines = [["arm", "runs", "mean", "difference [95 %]", "p", "verdict", "seeds to decide"]]
     for row in rows:
         interval = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
         if row["verdict"] == "base" or math.isnan(row["difference"]):
             interval = ""
         elif math.isnan(row["low"]):
             interval = f"{row['difference']:+.4f}"
-        p = ""
-        if "test" in row:
-            p = "–" if math.isnan(row["p"]) else f"{row['p']:.2g}"
-        numbers = [str(len(row["pair"][0])), f"{row['mean']:.4f}", interval, p]
-        lines.append([row["arm"], *numbers, row["verdict"], row["more"]])
+        p = "" if math.isnan(row["p"]) else f"{row['p']:.2g}"
+        numbers = [str(row["n"]), f"{row['mean']:.4f}", interval, p]
+        lines.append([row["arm"], *numbers, row["verdict"], row["seeds"]])
     print_table(lines)
 
     notes = []
-    tested = [row for row in rows if "test" in row]
+    tested = [row for row in rows if not math.isnan(row["p"])]
     if any(math.isfinite(row["difference"]) for row in rows if row["verdict"] != "base"):
         notes.append("A negative difference is better. Runs of one seed are not paired.")
-    if len(tested) > 1 and not all(math.isnan(row["p"]) for row in tested):
+    if len(tested) > 1:
         notes.append(f"p is corrected for the {len(tested)} arms that are tested (Holm).")
-    if any(len(row["pair"][0]) < LEAST_RUNS for row in rows):
+    if any(row["n"] < LEAST_RUNS for row in rows):
         notes.append(f"A verdict needs {LEAST_RUNS} runs of the arm and of the base; 5 are better.")
-    for row in tested:
-        notes += why_undecided(row, len(tested))
+    undecided = [row for row in rows if row["verdict"] == "undecided"]
+    if any(row["low"] * row["high"] > 0 for row in undecided):
+        notes.append(
+            "An undecided arm may have an interval without 0: the interval is of this arm alone, by"
+            " Welch's test. p is the larger of two tests and counts all arms, and an arm with a run"
+            " that diverged is never better."
+        )
     for row in rows:
         notes += notes_on_runs(row["arm"], row["pair"][0])
-    if any(row["more"] for row in rows):
-        notes.append("More seeds: of the arm and of the base each, to decide in 80 of 100 cases.")
-    if not config.margin and any(row["verdict"] == "undecided" for row in rows):
+    if any(row["seeds"] for row in rows):
+        notes.append(
+            "Seeds to decide: of the arm in all, in 80 of 100 cases, if the base's runs grow as the"
+            " arm's do."
+        )
+    if not config.margin and undecided:
         notes.append("No arm can tie without --margin, the largest difference that counts as none.")
     return notes
-
-
-def why_undecided(row, family):
-    """[note] on an arm that is undecided without a p, or though its interval excludes 0."""
-    excludes = row["low"] * row["high"] > 0
-    if row["verdict"] != "undecided" or not (excludes or math.isnan(row["p"])):
-        return []
-    why = row["test"].why or "the p of Student's t test is larger"
-    if row["test"].p <= ERROR:
-        why = f"p counts all {family} arms"
-    though = ", though its interval alone excludes 0" if excludes else ""
-    return [f"{row['arm']}: undecided{though}: {why}."]
 
 
 def notes_on_runs(arm, losses):

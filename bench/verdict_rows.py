@@ -49,8 +49,6 @@ def read(given, config):
             raise UserError("no such file or folder", name, "check the path")
         elif suffix in DELIMITERS or suffix == ".jsonl":
             runs += runs_of_table(path, config, given)
-        elif suffix == ".json":
-            raise UserError("a .json is not read", name, "write one object a line, as .jsonl")
         else:
             raise UserError("cannot tell what this is", name, KNOWN)
     return runs
@@ -73,7 +71,7 @@ def runs_of_table(path, config, given):
     if not rows:
         raise UserError("no rows", path, "write a header, and a row for each run")
     columns = list(dict.fromkeys(key for _, row in rows for key in row))
-    check_columns(path, names, rows, columns, given)
+    check_columns(path, names, columns, given)
 
     runs = []
     for line, row in rows:
@@ -93,29 +91,14 @@ def runs_of_table(path, config, given):
     return runs
 
 
-def check_columns(path, names, rows, columns, given):
-    """Raise UserError, with the completed command, if a table lacks columns that it needs."""
-    missing = [key for key, name in names.items() if name is not None and name not in columns]
-    likely = {key: likely_column(key, rows, columns) for key in missing}
-    needed = [key for key in likely if key in ("arm", "loss") or f"{key}_column" in given.typed]
-    if not needed:
-        return
-    told = [key for key in likely if likely[key] or key in needed]
-    options = {f"{key}_column": f"--{key}_column={likely[key] or 'COLUMN'}" for key in told}
-    words = ["bench/verdict.py", *given.files, *given.words, *(given.texts | options).values()]
-    fix = f"its columns are {', '.join(columns)}; perhaps `python {shlex.join(words)}`"
-    raise UserError(f"no column {' or '.join(names[key] for key in told)}", path, fix)
-
-
-def likely_column(key, rows, columns):
-    """The column that a key may mean, or "": the last with that word in its name or, for the arm,
-    the first of names that repeat."""
-    likely = [column for column in columns if key in re.split(r"[\W_]+", column.lower())]
-    for column in columns if key == "arm" and not likely else []:
-        texts = [text_of(row.get(column)) for _, row in rows]
-        if len(set(texts)) < len(texts) and not any(map(NO_NAME.fullmatch, texts)):
-            return column
-    return likely[-1] if likely else ""
+def check_columns(path, names, columns, given):
+    """Raise UserError if a table lacks columns that it needs or that were named."""
+    needed = [key for key in names if key in ("arm", "loss") or f"{key}_column" in given.typed]
+    missing = [key for key in needed if names[key] not in columns]
+    if missing:
+        options = " ".join(f"--{key}_column=" for key in missing)
+        fix = f"its columns are {', '.join(columns)}; name one with {options}"
+        raise UserError(f"no column {' or '.join(names[key] for key in missing)}", path, fix)
 
 
 def rows_of(path):
@@ -207,7 +190,9 @@ def run_of_folder(path):
         lines = (path / "log.jsonl").read_bytes().split(b"\n")
         for _, _, row in files.json_lines(lines):  # a kill may cut a line short
             if isinstance(row, dict) and row.get("step", 0) >= config["max_iters"]:
-                loss = row.get("whole_val_loss") or row.get("val_loss") or loss
+                for key in ("val_loss", "whole_val_loss"):
+                    if row.get(key) is not None:
+                        loss = row[key]
     setting = text_of(config.get("dataset"))
     return Run(arm, setting, text_of(config.get("seed")), loss, others={"file": str(path)})
 

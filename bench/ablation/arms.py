@@ -16,7 +16,6 @@ from parts.variant import VariantConfig
 from training.settings import TrainConfig
 
 BASE = "base"  # the name of the arm that changes nothing
-SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
 NAMED_BY_WORD = ("position", "norm", "mlp", "mixer", "block")  # an arm is called rope, not position
 TRAINING_AXES = ("optimizer", "schedule")  # keys of training that can be an axis
 
@@ -97,16 +96,6 @@ def axis(config, base):
     return arms
 
 
-def dense_architectures(config, base):
-    """One arm for each named architecture whose MLP is dense: its width can be matched in small
-    models, too."""
-    arms = []
-    for word, parts in ARCH.items():
-        if word != base.get("model", "gpt2") and parts["mlp"].split("_")[0] not in SPARSE:
-            arms.append(Arm(word, {"arch": word}))
-    return arms
-
-
 def by_hand(config, base):
     """The arms that the key `arms` names."""
     arms = []
@@ -127,7 +116,6 @@ DESIGN = {
     "leave_one_out": swap_each,  # in LLaMA, each part of GPT-2 in its place
     "ladder": ladder,  # one part after the other
     "axis": axis,  # all words of one slot
-    "archs": dense_architectures,  # named architectures, such as mistral
     "arms": by_hand,  # the key `arms` alone
 }
 # The base that a design needs. The others take any base.

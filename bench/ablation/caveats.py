@@ -4,10 +4,7 @@ condition returns whether it holds, or a list of the arms, runs or keys that it 
 import math
 
 from bench.ablation.rows import control_losses
-from bench.ablation.tables import known
 from bench.settings.plan import tokens_of
-
-COARSE = 3  # times the margin: a smallest visible difference above this is too coarse for a tie
 
 
 def failed_runs(section):
@@ -32,11 +29,6 @@ def replicate_differs(section):
     low = section.replicate["low"]
     high = section.replicate["high"]
     return bool(((low > 0) | (high < 0)).any())
-
-
-def too_coarse(section):
-    facts = section.facts
-    return not facts.screening and facts.smallest_visible > COARSE * facts.margin > 0
 
 
 def has_not_learned(section):
@@ -75,16 +67,6 @@ def rates_at_the_edge(section):
     return arms
 
 
-def unmatched_arms(section):
-    arms = []
-    for arm in section.arms:
-        match = section.plan["arms"][arm]["match"] or {}
-        percent = match.get("residual_percent")
-        if match.get("kind") != "none" and known(percent) and abs(percent) > 0.5:
-            arms.append(f"{arm} ({percent:+.2f} %)")
-    return arms
-
-
 CAVEATS = (  # the most important first
     (failed_runs, "Runs failed. The next start tries them again; no mean includes them."),
     (
@@ -104,18 +86,9 @@ CAVEATS = (  # the most important first
         "The base has learned little: it beats trigrams, but not the best n-grams of its text.",
     ),
     (
-        lambda section: section.replicate.empty,
-        "The sweep has no second copy of the base (base again), so nothing checks the set-up.",
-    ),
-    (
         replicate_differs,
         "Base again differs from the base. Chance does this in one sweep of twenty; or the set-up"
         " has a fault.",
-    ),
-    (
-        too_coarse,
-        "The smallest difference that this sweep can see is over three times the margin of a tie."
-        " Differences between the two stay undecided.",
     ),
     (
         epochs,
@@ -126,7 +99,6 @@ CAVEATS = (  # the most important first
         "Every arm trains at the base's learning rate, which favours the arms that it suits.",
     ),
     (rates_at_the_edge, "The best learning rate is at an edge of the grid; try beyond it."),
-    (unmatched_arms, "These arms do not match the base within 0.5 % in what was to be matched."),
 )
 
 

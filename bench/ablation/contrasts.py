@@ -124,9 +124,15 @@ def outcome(p, p_tie, difference, counts):
     beside a base with some, can only be better. Neither is a tie."""
     k, n, c, m = counts
     worse = difference > 0
-    p = np.where(worse & (k * m < c * n), 1, p)  # k/n < c/m: more of the base's runs did not learn
-    p = np.where(k > 0, np.minimum(fisher(*counts), np.where(worse, p, 1)), p)
-    return p, np.where(k + c > 0, 1, p_tie), np.where(k > 0, 1, difference)
+    arm_failed = k > 0
+    base_failed_more = k * m < c * n  # k/n < c/m
+    p = np.where(worse & base_failed_more, 1, p)
+    p_of_others = np.where(worse, p, 1)  # of the arm's runs that learned
+    p_of_failing = np.minimum(fisher(*counts), p_of_others)
+    p = np.where(arm_failed, p_of_failing, p)
+    p_tie = np.where(arm_failed | (c > 0), 1, p_tie)
+    direction = np.where(arm_failed, 1, difference)  # never better
+    return p, p_tie, direction
 
 
 @functools.cache

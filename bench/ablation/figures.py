@@ -114,12 +114,10 @@ def forest(section):
         return None
     # The edges are at three times the difference below which four of five rows are.
     edge = 3 * np.quantile(np.abs([row["difference"] for row in rows]), 0.8) + 1e-9
-    figure, axes = dots(section, rows, edge)
+    figure, axes = dots(rows, edge)
     notes = []  # of what only some of these figures show
     if any(abs(row["difference"]) > edge for row in rows):
         notes.append("An arrow lies beyond the edge.")
-    if section.is_tuned:
-        notes.append("The small open diamond is the difference at the base's learning rate.")
     margin = section.facts.margin
     if known(margin):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
@@ -128,32 +126,25 @@ def forest(section):
     return figure
 
 
-def dots(section, rows, edge):
-    """(Figure, axes) with a row for each row of verdicts: its difference with its interval, joined
-    to the difference at the base's rate; both as numbers at the right. edge: where they are cut."""
+def dots(rows, edge):
+    """(Figure, axes) with a row for each row of verdicts: its difference with its interval, and as
+    a number at the right. edge: where they are cut."""
     figure = Figure(figsize=(WIDTH, 1.2 + 0.27 * len(rows)))
     axes = figure.subplots()
-    texts = [("own rate" if section.is_tuned else "", "base's rate")]
     for place, row in enumerate(rows):
-        shared = section.at_shared_rate(row)
-        own = signed(row["difference"], 3) if section.is_tuned else ""
-        texts.append((own, signed(shared, 3)))
         mark, color = MARKS.get(row["verdict"], OPEN_MARK)
         if row["difference"] < -edge:
             mark = "<"
         elif row["difference"] > edge:
             mark = ">"
-        numbers = (row["difference"], row["low"], row["high"], shared)
-        value, low, high, other = np.clip(numbers, -edge, edge)
-        axes.plot([value, other], [place, place], ":", color=MUTED, linewidth=1.2)
-        axes.plot(other, place, "D", color=MUTED, markerfacecolor="white", markersize=4)
+        numbers = (row["difference"], row["low"], row["high"])
+        value, low, high = np.clip(numbers, -edge, edge)
         axes.plot([low, high], [place, place], color=color, linewidth=2.2, solid_capstyle="round")
         inside = color if row["verdict"] in MARKS else "white"
         axes.plot(value, place, mark, color=color, markerfacecolor=inside, markersize=5.5)
-    for place, pair in enumerate(texts, -1):
-        for text, x, color in zip(pair, (1.16, 1.38), (INK, MUTED), strict=True):
-            style = {"color": color, "fontsize": 8.5, "va": "center", "ha": "right"}
-            axes.text(x, place, text, transform=axes.get_yaxis_transform(), **style)
+        style = {"color": INK, "fontsize": 8.5, "va": "center", "ha": "right"}
+        text = signed(row["difference"], 3)
+        axes.text(1.16, place, text, transform=axes.get_yaxis_transform(), **style)
     axes.set(ylim=(len(rows) - 0.4, -0.6))
     axes.set_yticks(range(len(rows)), [printable(row["name"], figure=True) for row in rows])
     axes.grid(axis="y", visible=False)

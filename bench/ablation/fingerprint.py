@@ -4,7 +4,8 @@ The fingerprint of an arm: what its code computes, in numbers. identity.py compa
     python -m bench.ablation.fingerprint bench/results/answer/gpt2 ...   # do the rows still hold?
 
 prints for each arm of some sweeps whether its code still computes what it computed when its runs
-were measured; --form checks the form of the runs, too: half a minute for each compiled arm.
+were measured; --form checks the form of the runs, too, where it is stored: half a minute for each
+compiled arm.
 
 train.py's own code runs on a synthetic text of the arm's vocabulary: eight steps of the arm's
 model, with a schedule that is shortened to them, with dropout, and with gradients that are clipped;
@@ -273,15 +274,14 @@ def rounded(numbers):
 
 
 def check(line, with_form):
-    """[text] of the quantities that today's code computes otherwise than a stored fingerprint. Adds
-    the numbers of the form of its runs, if these are asked for and not stored yet."""
+    """[text] of the quantities that today's code computes otherwise than a stored fingerprint.
+    with_form: also in the form of its runs, if its numbers are stored."""
     known = identity.by_configuration([line])
     new = line | {"numbers": compute(line["values"], line["kind"])}
     _, changed = identity.recognise(known, new, twins)
-    if with_form and has_form(line["values"]):
+    if with_form and "form" in line:
         found = compute_in_form(line["values"], line["kind"])
-        form = line.setdefault("form", found)
-        changed += identity.differences(form, found, identity.OF_A_FORM)
+        changed += identity.differences(line["form"], found, identity.OF_A_FORM)
     return changed
 
 
@@ -302,8 +302,6 @@ def main(argv):
                 stale += 1
             outcome = "; ".join(changed) or "fresh"
             print(printable(f"{folder}: {line['arm']}: {outcome}"), flush=True)
-        if "--form" in argv:
-            identity.store(folder, lines)
     return int(stale > 0)
 
 

@@ -215,17 +215,6 @@ def recognise(known, new, twins_of=None):
     return new, changed
 
 
-def same_ids(lines, others):
-    """{(arm, id of a line): id of the line among the others that agrees with it}, of two sweeps
-    that were started apart."""
-    known = by_configuration(others)
-    found = {}
-    for line in lines:
-        recognised, _ = recognise(known, line)
-        found[line["arm"], line["id"]] = recognised["id"]
-    return found
-
-
 def store(folder, lines):
     """Write the lines of a sweep's fingerprints."""
     files.write(Path(folder) / NAME, "".join(json.dumps(line) + "\n" for line in lines))

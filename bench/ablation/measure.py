@@ -26,25 +26,12 @@ SAMPLED = 200  # tokens of the sample
 @torch.no_grad()
 def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
     """{"1": entry, "2": ...} of the losses at the end of 1, 2, ... times the training context T,
-    as `interval` gives them, or {"why"} where the model or the text does not allow it. The
-    targets are the same for all: T/4 tokens (fewer of a short text) at the end of each of several
-    windows, which are spread over tokens (N,). An entry's "window" is the loss with the last T
-    tokens alone in sight, which slide with the targets in strides of T/16. `most` bounds the tokens
-    read for each context."""
+    as `interval` gives them, or {"why"} where the model or the text does not allow it. The targets
+    are the same for all. An entry's "window" is the loss with the last T tokens alone in sight.
+    `most` bounds the tokens read for each context."""
     T = model.config.block_size
-    longest = max((n for n in times if n * T < len(tokens)), default=1)
-    count = max(4, min(64, most // (longest * T)))
-    targets = max(1, min(T // 4, len(tokens) - 1 - T))
-    stride = max(1, T // 16)
-    first = min(max(longest * T, T + targets), len(tokens) - 1)
-    ends = np.unique(np.linspace(first, len(tokens) - 1, count).astype(int))  # of the last targets
-
-    sizes = {before: min(stride, targets - before) for before in range(0, targets, stride)}
-    strides = [
-        losses_at_ends(model, tokens, ends - before, T, size, runtime)
-        for before, size in sizes.items()
-    ]
-    window = interval(np.average(strides, axis=0, weights=list(sizes.values())))
+    ends, targets, longest = where_to_score(len(tokens), T, times, most)
+    window = interval(sliding_losses(model, tokens, ends, targets, runtime))
     entries = {}
     for n in times:
         entry = {"why": f"the validation text has {len(tokens):,} tokens"}
@@ -56,6 +43,38 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
                 entry = {"why": one_line(error)}
         entries[f"{n:g}"] = entry | {"window": window}
     return entries
+
+
+def where_to_score(length, T, times, most):
+    """(ends, targets, longest): the last `targets` tokens before each of the ends are scored, with
+    up to `longest` times T tokens before an end in sight.
+
+        |<------------- longest * T ------------->|
+        |..............................[ targets ]|
+                                                  end
+
+    The ends are spread over a text of this length. The targets are T/4 tokens, fewer of a short
+    text."""
+    longest = max((n for n in times if n * T < length), default=1)
+    count = max(4, min(64, most // (longest * T)))
+    targets = max(1, min(T // 4, length - 1 - T))
+    first = min(max(longest * T, T + targets), length - 1)
+    ends = np.unique(np.linspace(first, length - 1, count).astype(int))
+    return ends, targets, longest
+
+
+def sliding_losses(model, tokens, ends, targets, runtime):
+    """(n,) the loss of the targets before each end with the last T tokens alone in sight, which
+    slide with the targets in strides of T/16."""
+    T = model.config.block_size
+    stride = max(1, T // 16)
+    losses = []  # (n,) of each stride
+    sizes = []  # its targets
+    for before in range(0, targets, stride):
+        size = min(stride, targets - before)
+        losses.append(losses_at_ends(model, tokens, ends - before, T, size, runtime))
+        sizes.append(size)
+    return np.average(losses, axis=0, weights=sizes)
 
 
 def interval(losses):

@@ -250,7 +250,7 @@ def write(config, folders, out):
     sections = []
     for folder in folders:
         sections += report.judge([folder])
-    named = {os.path.relpath(section.folders[0], out): section for section in sections}
+    named = {os.path.relpath(section.folder, out): section for section in sections}
     measured = worths.load(out / "settings")
     page = Page(config, named, measured, tested=held_out.scored(out / "settings"))
     with matplotlib.rc_context(figures.STYLE):

@@ -1,19 +1,13 @@
-"""The plans of sweeps: sweep.json, its runs, and which folders hold runs of one sweep."""
+"""The plans of sweeps: sweep.json and its runs."""
 
 import math
 from numbers import Real
 from pathlib import Path
 
-from bench.ablation import identity
 from common import files
 from common.errors import UserError
 
-# Folders whose plans agree in these keys, setting and common arms hold runs of one sweep.
-SHARED = ("code_hash", "base", "max_iters", "screening")
-# What changes no result, or (bits per byte) was computed otherwise in earlier plans.
-MAY_DIFFER = (*identity.NOT_HASHED, "bits_per_byte", "bits_of")
 HASHES = ("code_hash", "config_hash")
-OF_AN_ARM = (*HASHES, "against")
 
 FIX = "move it away, and bench/ablate.py writes another one: the rows beside it are kept"
 
@@ -108,73 +102,6 @@ def planned_runs(plan, seeds):
     counts = dict.fromkeys(arms, seeds) | dict.fromkeys(copies, of_replicate)
     counts[base] = of_base if copies else of_base + of_replicate
     return counts
-
-
-def sweeps(folders):
-    """[(plan, folders)] of the sweeps in some folders, in their order. Folders that hold runs of
-    one sweep are joined. Raises UserError for a folder without a plan."""
-    joined = []
-    for path in map(Path, folders):
-        content = plan(path)
-        for first, paths in joined:
-            ids = ids_within(first, paths, content, path)
-            if is_same(first, with_ids(content, ids)):
-                join(first, with_ids(content, ids), ids)
-                paths.append(path)
-                break
-        else:
-            joined.append((content, [path]))
-    return joined
-
-
-def ids_within(first, paths, content, path):
-    """{(arm, id of its code in one plan): id of the same code in the first plan}, where the plans
-    agree otherwise. Sweeps that were started apart give one fingerprint two ids."""
-    without = [with_ids(each, dict.fromkeys(codes(each), "")) for each in (first, content)]
-    if codes(first) == codes(content) or not is_same(*without):
-        return {}
-    others = [line for other in paths for line in identity.stored(other)]
-    return identity.same_ids(identity.stored(path), others)
-
-
-def codes(plan):
-    """[(arm, id of its code)] of a plan."""
-    return [(arm, facts["code_hash"]) for arm, facts in plan["arms"].items()]
-
-
-def with_ids(plan, ids):
-    """A plan whose arms have other ids of their code, {(arm, id): other id}."""
-    arms = {}
-    for arm, facts in plan["arms"].items():
-        code = ids.get((arm, facts["code_hash"]), facts["code_hash"])
-        arms[arm] = facts | {"code_hash": code}
-    return plan | {"arms": arms, "code_hash": arms[plan["base"]]["code_hash"]}
-
-
-def join(first, content, ids):
-    """Add the arms, rates, seeds and ids of a plan to another plan of the same sweep."""
-    first["ids"] = first.get("ids", {}) | ids
-    first["arms"] = first["arms"] | content["arms"]
-    first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
-    first["seeds"] = max(first["seeds"], content["seeds"])
-
-
-def is_same(plan, other):
-    """Whether the runs of two plans belong to one sweep."""
-    if any(plan.get(key) != other.get(key) for key in SHARED) or setting(plan) != setting(other):
-        return False
-    for arm in plan["arms"].keys() & other["arms"].keys():
-        facts = plan["arms"][arm]
-        other_facts = other["arms"][arm]
-        if any(facts.get(key) != other_facts.get(key) for key in OF_AN_ARM):
-            return False
-    return True
-
-
-def setting(plan):
-    """The facts of a plan's data and the keys of its base, without those that may differ."""
-    parts = (plan["data"], plan["base_values"])
-    return [{key: part[key] for key in part if key not in MAY_DIFFER} for part in parts]
 
 
 def bits_per_byte(plan):

@@ -196,17 +196,7 @@ class RunBar(Progress):
         """Advance the bar by a run that ended, and print a line about it."""
         self.update(self.task_ids[0], advance=self.seconds(job), description=f"{self.count} runs")
         if row["status"] == "done":
-            outcome = f"{losses_text(job, row)}, {row['wall_seconds']:.0f} s"
+            outcome = f"final {row['final_val_loss']:.4f}, {row['wall_seconds']:.0f} s"
         else:
             outcome = f"{row['status'].upper()}: {row['reason']}"
         self.console.print(cell(f"[{self.count}] {job.name}: {outcome}"))
-
-
-def losses_text(job, row):
-    """The final and the best loss of a run, and of which text they are if of two."""
-    final = f"final {row['final_val_loss']:.4f}"
-    best = f"best {row['best_val_loss']:.4f}"
-    part = job.values.get("eval_tokens")
-    if not part:
-        return f"{final}, {best}"
-    return f"{final} on the whole text, {best} on {part:,} tokens of it"

@@ -4,8 +4,7 @@ The report of a sweep, from its stored rows:
     python bench/report.py OUT [OUT2 ...]
     python bench/report.py OUT --paper    # also OUT/paper: SVG, PDF, LaTeX and CSV
 
-Writes report.md and its figures (PNG) into the folder. Folders of the same sweep, perhaps from
-several machines, are joined in the first of them.
+Writes report.md and its figures (PNG) into each folder.
 """
 
 import math
@@ -54,7 +53,7 @@ class Section:
     """One sweep: the argument of every table and figure."""
 
     plan: dict
-    folders: list
+    folder: Path
     runs: pd.DataFrame  # rows.load
     costs: pd.DataFrame  # rows.costs
     verdicts: pd.DataFrame  # verdicts.judge
@@ -121,19 +120,6 @@ class Section:
         rates = self.plan["chosen_lr"]
         return rates.get(arm, 1) / rates.get(self.plan["base"], 1)
 
-    def at_shared_rate(self, row):
-        """The difference between an arm at the rate of the arm that it is compared with, and that
-        one: of its reported runs if they have that rate, else of its tuning runs; nan if none."""
-        if "learning_rate" in self.plan["arms"].get(row["arm"], {}).get("changes", {}):
-            return math.nan  # the arm sets another rate, and was tuned around it
-        rates = self.plan["chosen_lr"]
-        shared = rates.get(row["against"], 1)
-        if rates.get(row["arm"], 1) == shared:
-            return row["difference"]
-        runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == shared)]
-        theirs = self.reported(row["against"])["val_loss_report"]
-        return runs["val_loss_report"].mean() - theirs.mean()
-
     def cost(self, arm, column):
         """A cost of an arm on the machine that timed most arms; nan where it was not measured."""
         values = self.runs.loc[self.runs["arm"] == arm, column].dropna()
@@ -155,15 +141,16 @@ def judge(folders):
     """[Section] of the sweeps in some folders, with the verdicts on their arms. Raises UserError
     where there is no sweep."""
     sections = []
-    for plan, paths in plans.sweeps(folders):
-        runs = rows.load(paths)
+    for folder in map(Path, folders):
+        plan = plans.plan(folder)
+        runs = rows.load(folder)
         table, facts = verdicts.judge(runs, plan)
         sections.append(
             Section(
                 plan=plan,
-                folders=paths,
+                folder=folder,
                 runs=runs,
-                costs=rows.costs(paths, plan),
+                costs=rows.costs(folder, plan),
                 verdicts=table,
                 facts=facts,
                 curve=worth.curve_of(runs),
@@ -274,9 +261,9 @@ def write(sections, paper=False):
 
 
 def write_report(section, paper=False):
-    """Write report.md and its figures into the first folder of a sweep, and its paper/. Returns the
-    path of report.md."""
-    out = section.folders[0]
+    """Write report.md and its figures into the folder of a sweep, and its paper/. Returns the path
+    of report.md."""
+    out = section.folder
     content = contents_of(section, out / "paper" if paper else None)
     for item in content["figures"]:
         write_file(out / f"{item.key}.png", item.content)

@@ -2,7 +2,7 @@
 The table of a sweep's runs: one row per run, read from rows.jsonl, sweep.json and costs.jsonl.
 
 Columns of `load`:
-    sweep        name of the sweep's (first) folder      text         data set
+    sweep        name of the sweep's folder              text         data set
     arm, seed    what ran, and from which seed           rate         multiple of the given rate
     purpose      report | tune | curve                   tokens       multiple of the base's tokens
     status       done | diverged | failed                current      made by the plan as it is now,
@@ -27,7 +27,8 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from bench.ablation.plans import HASHES, bits_per_byte, control_group, judged_arms, number, sweeps
+from bench.ablation import plans
+from bench.ablation.plans import HASHES, bits_per_byte, control_group, judged_arms, number
 from common.files import fits
 from training.run_folder import read_rows
 
@@ -69,21 +70,19 @@ COST |= {"step_ratio": dict | None, "milliseconds_per_step": dict}
 
 
 def load(folders):
-    """The DataFrame of all runs in some folders, see above. Lines that are no rows are left out,
-    with a warning."""
+    """The DataFrame of all runs of a folder or of several, see above. Lines that are no rows are
+    left out, with a warning."""
     tables = []
-    for content, paths in sweeps([folders] if isinstance(folders, str | Path) else folders):
-        prices = read_all(paths, "costs.jsonl", is_cost, content)
-        lines = []
-        for path in paths:
-            lines += mark_beyond_plan(read_all([path], "rows.jsonl", is_row, content), content)
-        tables.append(table(lines, content, prices))
+    for folder in map(Path, [folders] if isinstance(folders, str | Path) else folders):
+        plan = plans.plan(folder)
+        lines = mark_beyond_plan(read_rows(folder / "rows.jsonl", is_row), plan)
+        tables.append(table(lines, plan, read_rows(folder / "costs.jsonl", is_cost)))
     return pd.concat(tables, ignore_index=True)
 
 
 def mark_beyond_plan(lines, plan):
-    """Mark the reported lines of one folder of more seeds of an arm than were planned: a verdict is
-    of the planned runs. The base may have more, on several machines."""
+    """Mark the reported lines of more seeds of an arm than were planned: a verdict is of the
+    planned runs. The base may have more, on several machines."""
     seeds = {arm: set() for arm in judged_arms(plan)}
     ended = [line for line in lines if line["purpose"] == "report" and line["status"] != "failed"]
     reported = [line for line in ended if line["arm"] in seeds]
@@ -212,9 +211,9 @@ def is_current(line, plan):
 # ---------------------------------------------------------------- costs
 
 
-def costs(folders, plan):
-    """table_of_costs of the lines of costs.jsonl in a plan's folders."""
-    return table_of_costs(read_all(folders, "costs.jsonl", is_cost, plan), plan)
+def costs(folder, plan):
+    """table_of_costs of the lines of costs.jsonl in a plan's folder."""
+    return table_of_costs(read_rows(folder / "costs.jsonl", is_cost), plan)
 
 
 def table_of_costs(lines, plan):
@@ -259,14 +258,3 @@ def cost_of(line, is_base):
             value = (value or {}).get(inner[0])
         costs[column] = number(value)
     return costs
-
-
-def read_all(folders, name, valid, plan):
-    """The lines of the files of this name in a plan's folders that are `valid`, with its ids."""
-    lines = []
-    ids = plan.get("ids", {})
-    for folder in folders:
-        for line in read_rows(folder / name, valid):
-            code = line.get("code_hash")
-            lines.append(line | {"code_hash": ids.get((line["arm"], code), code)})
-    return lines

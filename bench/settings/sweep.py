@@ -9,12 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+import train
 from bench.ablation import identity, step_times
 from bench.ablation.arms import BASE
-from bench.ablation.fingerprint import one_thread
+from bench.ablation.fingerprint import one_thread, start_run
 from bench.ablation.progress import WIDTH, doing, say
 from bench.ablation.rows import is_cost
-from bench.ablation.step_times import PATIENCE, Probe, cores, wait_until_quiet
+from bench.ablation.step_times import PATIENCE, cores, wait_until_quiet
 from bench.ablation.sweep import identify
 from bench.settings import plan as plans
 from bench.settings.plan import tokens_of
@@ -26,9 +27,10 @@ from common.errors import UserError
 from common.runtime import StopRequest, find_device, versions
 from tokens.token_files import is_prepared
 from training.run_folder import lock_run, read_rows
+from training.step_costs import timed
 
 POLL = 1  # seconds
-TIMED = 5  # steps of a dry run
+TIMED = 8  # steps of a dry run, whose first ones warm up
 FACTS = ("torch", "git_commit", "hardware")
 
 
@@ -53,9 +55,8 @@ def main(argv, usage):
     lock = lock_run(plan.out, write_id=True)
     with contextlib.closing(lock), contextlib.closing(StopRequest()) as stop:
         failed = measure(plan, courses, stop)
-        for course in courses:
-            if not stop.status and course.is_admitted:
-                time_arms(course)
+        if not stop.status:
+            time_settings(courses, stop)
     show_table(plan.out, [part.name for part in plan.parts])
     if stop.status:
         print("stopped; the same command continues. Runs in progress begin anew.")
@@ -64,13 +65,18 @@ def main(argv, usage):
 
 
 def check_datasets(plan):
-    """Raise UserError that names all datasets that the settings lack, if several are missing. One
-    alone is left to train.py, which prepares it, or says how."""
+    """Raise UserError that names all datasets that the settings lack, if several are missing that
+    train.py does not prepare. One alone is left to train.py, which says how."""
+    from prepare import SMALL  # here, since other sweeps do without
+
     folders = [
         Path(setting.values.get("data_dir", "data"), setting.values["dataset"])
         for setting in plan.settings
     ]
-    missing = [folder for folder in dict.fromkeys(folders) if not is_prepared(folder)]
+    missing = []
+    for folder in dict.fromkeys(folders):
+        if folder.name not in SMALL and not is_prepared(folder):
+            missing.append(folder)
     if len(missing) > 1:
         names = " ".join(folder.name for folder in missing)
         fix = f"run `for name in {names}; do python prepare.py $name; done`"
@@ -167,25 +173,43 @@ def next_job(plan, waiting, active, taken):
         active.append(course)
 
 
-def time_arms(course):
-    """Time the steps of a setting's arms in turn, unless that is done, or the machine is busy."""
-    path = course.folder / "costs.jsonl"
+def time_settings(courses, stop):
+    """Time the steps of the arms of all settings that lack them, if the machine becomes quiet."""
+    untimed = [course for course in courses if course.is_admitted and untimed_arms(course)]
+    if not untimed:
+        return
+    with doing("waiting for a quiet machine, to time the steps") as show:
+        is_quiet = wait_until_quiet(PATIENCE, show)
+    if not is_quiet:
+        say("other work keeps this machine busy: the same command times the steps when it is quiet")
+        return
+    for course in untimed:
+        if not stop.status:
+            time_arms(course)
+
+
+def untimed_arms(course):
+    """The arms of a setting whose steps have not been timed on this machine."""
     hardware = course.machine["hardware"]
     done = set()
-    for row in read_rows(path, is_cost):
+    for row in read_rows(course.folder / "costs.jsonl", is_cost):
         if row.get("hardware") == hardware:
             done.add((row["arm"], row.get("code_hash")))
     names = [part.name for part in course.parts]
-    names = [name for name in names if (name, course.arms[name].code_hash) not in done]
-    if not names or not wait_until_quiet(PATIENCE):
-        return
+    return [name for name in names if (name, course.arms[name].code_hash) not in done]
+
+
+def time_arms(course):
+    """Time the steps of a setting's arms in turn, and keep those that nothing disturbed."""
     vocabulary = {"vocab_size": course.data["vocab_size"]}
-    values = {name: vocabulary | course.arms[name].values for name in (BASE, *names)}
+    names = [BASE, *untimed_arms(course)]
+    values = {name: vocabulary | course.arms[name].values for name in names}
     rows, _ = step_times.time_arms(values, threads=1)
     for row in rows:
         if row["quiet"]:
-            more = {"hardware": hardware, "code_hash": course.arms[row["arm"]].code_hash}
-            files.append(path, row | more)
+            facts = {"hardware": course.machine["hardware"]}
+            facts["code_hash"] = course.arms[row["arm"]].code_hash
+            files.append(course.folder / "costs.jsonl", row | facts)
 
 
 def report(course, job, result):
@@ -252,8 +276,8 @@ def hours_of(jobs):
     """The CPU hours of runs of one setting, by a few steps of the first of them."""
     values = jobs[0].values
     with one_thread():
-        probe = Probe(values)
-        seconds = min(probe.step() for _ in range(TIMED))
+        run = start_run(values)
+        seconds = min(timed(train.train_step, run) for _ in range(TIMED))
     scored = len(jobs) * values["eval_tokens"] / 3  # a forward pass is a third of a step
     tokens = sum(tokens_of(job.values) for job in jobs) + scored
     step_tokens = tokens_of(values) / values["max_iters"]

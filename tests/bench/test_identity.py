@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import train
-from bench.ablation import fingerprint, identity, plans, rows, sweep
+from bench.ablation import fingerprint, identity, plans, sweep
 from common.errors import UserError
 from common.files import ROOT
-from helpers.sweeps import make_sweep, write_lines
 from tokens import batches
 from training import evaluation, optim
 
@@ -289,29 +288,24 @@ def test_pairs_have_fingerprints():
     assert fingerprint.compute(values, "pairs") == of_pairs
 
 
-@pytest.mark.parametrize("agree", [True, False])
-def test_folders_of_one_sweep_are_joined_by_what_their_code_computes(tmp_path, agree):
-    """Sweeps that were started apart have other ids for the same code."""
-    values = line_of(*ARMS["muon"])["values"]
-    for name, loss in (("here", 1.0), ("there", 1.00001 if agree else 1.1)):
-        plan, lines, _ = make_sweep(tmp_path / name, seeds=2, stale=False, diverged=(), lr_grid=[1])
-        stored = []
-        for number, arm in enumerate(plan["arms"]):
-            own = values | {"max_iters": 900 + number}
-            stored.append(identity.line_of(arm, own, "text", {"loss": [loss]}))
-            plan["arms"][arm]["code_hash"] = stored[-1]["id"]
-        plan["code_hash"] = plan["arms"]["base"]["code_hash"]
-        codes = {line["arm"]: line["id"] for line in stored}
-        lines = [row | {"code_hash": codes[row["arm"]]} for row in lines]
-        lines = [row | {"seed": row["seed"] + 50 * (name == "there")} for row in lines]
-        (tmp_path / name / "sweep.json").write_text(json.dumps(plan))
-        write_lines(tmp_path / name, lines)
-        identity.store(tmp_path / name, stored)
-    folders = [tmp_path / "here", tmp_path / "there"]
-    assert len(plans.sweeps(folders)) == (1 if agree else 2)
-    runs = rows.load(folders)
-    assert runs.current.all() and len(runs) == 2 * len(lines)
-    assert runs.groupby("arm").code_hash.nunique().max() == (1 if agree else 2)
+def test_a_check_of_the_form_compares_and_stores_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.0]})
+    monkeypatch.setattr(fingerprint, "compute_in_form", lambda values, kind: {"loss": [2.0]})
+    values = line_of(*ARMS["muon"])["values"] | {"compile": True}
+    lines = []
+    for number, form in enumerate((None, 2.0, 3.0)):
+        own = values | {"max_iters": 900 + number}
+        line = identity.line_of(f"arm {number}", own, "text", {"loss": [1.0]})
+        lines.append(line | ({"form": {"loss": [form]}} if form else {}))
+    identity.store(tmp_path, lines)
+    before = (tmp_path / identity.NAME).read_bytes()
+    assert fingerprint.main([str(tmp_path), "--form"]) == 1
+    assert [": fresh" in line for line in capsys.readouterr().out.splitlines()] == [
+        True,
+        True,
+        False,
+    ]
+    assert (tmp_path / identity.NAME).read_bytes() == before
 
 
 def test_a_check_of_no_folder_or_of_one_without_fingerprints_is_a_mistake(tmp_path):
@@ -322,7 +316,6 @@ def test_a_check_of_no_folder_or_of_one_without_fingerprints_is_a_mistake(tmp_pa
 
 def test_the_machine_is_part_of_the_configuration(planned, monkeypatch):
     hashes = lambda *more: planned("--axis=norm", "--match=none", *more).arms["base"].config_hash
-    monkeypatch.setattr(sweep, "check_changes_output", lambda *args: None)
     assert hashes() == hashes("--dtype=float32") == hashes("--log_interval=7")
     assert hashes() != hashes("--dtype=bfloat16")
     assert hashes("--workers=1") != hashes("--workers=64")  # threads of each

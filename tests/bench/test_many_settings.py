@@ -270,23 +270,31 @@ def test_arms_of_another_base_are_not_kept(tmp_path, monkeypatch):
         assert ("QK norm" in setting.stored_settings(course.folder)["arms"]) == kept
 
 
-def test_the_steps_of_an_arm_are_timed_once_for_each_code(tmp_path, monkeypatch):
+def test_the_steps_of_an_arm_are_timed_once_for_each_code(tmp_path, monkeypatch, capsys):
     timed = []
 
     def time_arms(values, threads):
         timed.append(sorted(values))
         return [{"arm": name, "quiet": True} for name in values], None
 
-    monkeypatch.setattr(sweep, "wait_until_quiet", lambda seconds: True)
+    waits = iter([False, True, True])  # once for all settings, and not where all is timed
+    monkeypatch.setattr(sweep, "wait_until_quiet", lambda seconds, show: next(waits))
     monkeypatch.setattr(sweep, "is_cost", lambda line: "arm" in line)
     monkeypatch.setattr(sweep.step_times, "time_arms", time_arms)
-    course = course_of(tmp_path, monkeypatch, falling)
-    run_all(course)
-    sweep.time_arms(course)
-    sweep.time_arms(course)
+    course = course_of(tmp_path / "a", monkeypatch, falling)
+    other = course_of(tmp_path / "b", monkeypatch, falling)
+    courses = [course, other]
+    for each in courses:
+        run_all(each)
+    stop = SimpleNamespace(status=None)
+    sweep.time_settings(courses, stop)
+    out = capsys.readouterr().out
+    assert timed == [] and "waiting for a quiet machine" in out and "keeps this machine busy" in out
+    sweep.time_settings(courses, stop)
+    sweep.time_settings(courses, stop)
     course.arms["QK norm"].code_hash = "changed"
-    sweep.time_arms(course)
-    assert timed == [["QK norm", "base"]] * 2
+    sweep.time_settings(courses, stop)
+    assert timed == [["QK norm", "base"]] * 3 and next(waits, None) is None
 
 
 def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, monkeypatch, capsys):
@@ -294,11 +302,12 @@ def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, mon
     base had not learned."""
     timed_on = []  # so many threads
 
-    def step():
+    def timed(step, run):
         timed_on.append(torch.get_num_threads())
         return 3.6
 
-    monkeypatch.setattr(sweep, "Probe", lambda values: SimpleNamespace(step=step))
+    monkeypatch.setattr(sweep, "start_run", lambda values: None)
+    monkeypatch.setattr(sweep, "timed", timed)
     monkeypatch.setattr(sweep, "recognise", lambda course, plan: open_course(course))
     run_all(course_of(tmp_path / "a", monkeypatch, falling))
     stored = course_of(tmp_path / "a", monkeypatch, falling, passes=2)

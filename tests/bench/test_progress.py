@@ -1,6 +1,5 @@
 """What a sweep shows on a terminal of 80 columns, and elsewhere."""
 
-import contextlib
 import statistics
 import sys
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from bench.ablation import power, progress, runs, schedule, sweep
+from bench.ablation import power, progress, runs, schedule
 from helpers.ablation import arm
 from helpers.runs import refusing
 
@@ -22,7 +21,7 @@ def test_a_reader_that_leaves_is_an_error_and_does_not_end_the_process(monkeypat
 
 def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
     jobs = [runs.Job("rope", seed, 1, "report", "out", {}, *"chd") for seed in range(2)]
-    done = {"status": "done", "final_val_loss": 1.5, "best_val_loss": 1.25, "wall_seconds": 20.0}
+    done = {"status": "done", "final_val_loss": 1.5, "wall_seconds": 20.0}
     ends = [done, {"status": "diverged", "reason": "loss nan [at step 1]"}]
     sweep, drawn = SimpleNamespace(rows={}, predicted={"rope": 10.0}), Console(width=80)
 
@@ -38,7 +37,7 @@ def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
             assert f" {50 * len(sweep.rows)}%" in line
     assert capsys.readouterr().out.splitlines() == [
         "timing 3 arms",
-        "[1/2] rope seed 0: final 1.5000, best 1.2500, 20 s",
+        "[1/2] rope seed 0: final 1.5000, 20 s",
         "[2/2] rope seed 1: DIVERGED: loss nan [at step 1]",
     ]
 
@@ -59,31 +58,6 @@ def test_work_shows_off_a_terminal_that_it_goes_on(monkeypatch, capsys):
             show(f"arm {number}")
     lines = ["checking the arms", "checking the arms: arm 2", "checking the arms: arm 4"]
     assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_losses_of_two_texts_say_of_which_they_are():
-    row = {"final_val_loss": 1.5, "best_val_loss": 1.25}
-    job = runs.Job("rope", 0, 1, "report", "out", {}, *"chd")
-    assert progress.losses_text(job, row) == "final 1.5000, best 1.2500"
-    job.values["eval_tokens"] = 8192
-    said = progress.losses_text(job, row)
-    assert "final 1.5000 on the whole text" in said and "best 1.2500 on 8,192 tokens" in said
-
-
-def test_a_text_is_prepared_before_the_spinner(planned, monkeypatch):
-    """Whose frames would break the bar of prepare.py."""
-    spinning = []
-    open_data = sweep.open_data
-
-    @contextlib.contextmanager
-    def doing(what):
-        spinning.append(what)
-        yield lambda detail: None
-        spinning.remove(what)
-
-    monkeypatch.setattr(sweep, "doing", doing)
-    monkeypatch.setattr(sweep, "open_data", lambda base: spinning or open_data(base))
-    assert planned(arm(rope=dict(position="rope"))).data["dataset"] == "words"
 
 
 def test_what_a_sweep_shows_is_told_in_nats_where_the_noise_of_its_base_is_known(planned):

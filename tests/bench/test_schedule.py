@@ -15,38 +15,23 @@ from training.run_folder import read_rows
 ROPE = arm(rope=dict(position="rope"))
 
 
-def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
-    drive, out, monkeypatch
-):
-    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
-    what = ["--seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
-    assert drive(ROPE, *what) == 0
-    rows = rows_of(out)
-    assert plans.plan(out)["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
-    tuned = sorted((*name[:3],) for name in rows if name[3] == "tune")
-    # The rate chosen for rope was at the edge: the next one was tried.
-    rates = {"base": [0.5, 1, 2], "rope": [0.5, 1, 2, 4]}
-    wanted = [(name, seed, lr) for name in rates for seed in (1000, 1001) for lr in rates[name]]
-    assert tuned == wanted
-    assert len(rows) == len(tuned) + 6
-    assert {name[2] for name in rows if name[0] == "rope" and name[3] == "report"} == {2}
-    command = rows["rope", 0, 2, "report"]["command"]
-    assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
-
-
 def test_the_base_chooses_its_rate_like_an_arm(drive, out, monkeypatch):
-    """It was given half its best rate. Its copy and its curve take the rate that it chooses, and a
-    grid is extended twice at most."""
+    """It was given half its best rate. Its copy and its curve take the rate that it chooses. A grid
+    is extended twice at most, on seeds that are not reported, and not beyond the best rate."""
     monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
-    grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4", "--curve=[0.5]"]
+    grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4", "--min_lr=5e-5", "--curve=[0.5]"]
     assert drive(ROPE, "--seeds=2", *grid) == 0
     plan, runs = plans.plan(out), frames.load(out)
     assert plan["chosen_lr"] == {"base": 2, "rope": 4, "base again": 2}
-    tuned = runs[(runs.arm == "rope") & (runs.purpose == "tune")]
-    assert set(tuned.rate) == {0.5, 1, 2, 4}
+    tuned = runs[runs.purpose == "tune"]
+    assert set(tuned.seed) == {1000, 1001}
+    for name in ("base", "rope"):
+        assert set(tuned.rate[tuned.arm == name]) == {0.5, 1, 2, 4}
     assert set(runs.rate[runs.purpose == "curve"]) == {2}
     reported = runs[runs.purpose == "report"]
     assert dict(Counter(reported.arm)) == {"base": 2, "rope": 2, "base again": 2}
+    command = reported.command[reported.arm == "rope"].iloc[0]
+    assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
     assert set(runs.arm[runs.control]) == {"base", "base again"}
     assert plans.judged_arms(plan) == ["rope"] and "before the arms" in plan["margin_source"]
 

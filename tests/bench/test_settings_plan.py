@@ -149,6 +149,9 @@ def test_all_missing_datasets_are_named_at_once(tmp_path, monkeypatch):
         sweep.check_datasets(plan)
     assert "prepare.py $name" in str(caught.value)
     assert "plays_byte" in str(caught.value) and "python_bpe1024" in str(caught.value)
+    for setting, name in zip(plan.settings, ("plays", "shakespeare_char"), strict=True):
+        setting.values["dataset"] = name
+    sweep.check_datasets(plan)  # train.py prepares both
 
 
 def quadratic(places, level, best, curve):

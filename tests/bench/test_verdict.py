@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-import shlex
 import subprocess
 import sys
 
@@ -68,7 +67,7 @@ def test_the_numbers_are_scipys():
         ([2.13, 2.14, 2.12, 2.13, "nan"], "worse"),  # one that diverged does not help an arm
         ([1.7, 1.7001, 1.6999, "nan"], "undecided"),  # an arm that diverged is never better
         ([2.0331, 2.0325, 2.0334, 2.0328, "nan"], "undecided"),  # nor a tie
-        ([2.13, 2.14, "nan"], "undecided"),  # too few others, and Fisher's test needs more
+        ([2.13, 2.14, "nan"], "worse"),  # two others are enough to be worse
     ],
 )
 def test_the_words(said, losses, word):
@@ -106,22 +105,18 @@ def test_an_arm_that_cannot_be_tested_does_not_count(said):
 
 
 @pytest.mark.parametrize(
-    ("arms", "why"),
+    "arms",
     [
-        ({f"arm {number}": [2.0285, 2.029, 2.03, 2.0295] for number in range(8)}, "all 8 arms"),
-        ({"arm 0": [1.7, 1.71, 1.72, "nan"]}, "never better while a run of it diverged"),
-        ({"arm 0": [2.05, 2.06], "baseline": [*BASE, "nan"]}, None),
-        (
-            {"arm 0": [2.15, 2.16, 2.17], "baseline": [*BASE, "nan"]},
-            "more runs of the base diverged",
-        ),
+        {f"arm {number}": [2.0285, 2.029, 2.03, 2.0295] for number in range(8)},
+        {"arm 0": [1.7, 1.71, 1.72, "nan"]},
     ],
 )
-def test_an_interval_without_0_that_decides_nothing_is_explained(said, arms, why):
-    _, printed = said({"baseline": BASE} | arms)
-    assert ("arm 0: undecided, though its interval" in printed) == bool(why)
-    assert (why or "arm 0") in printed
-    assert ("  –  " in printed) == ("diverged" in (why or ""))
+def test_an_interval_without_0_that_decides_nothing_is_explained(said, arms):
+    lines, printed = said({"baseline": BASE} | arms)
+    assert "undecided" in lines["arm 0"]
+    assert "An undecided arm may have an interval without 0" in printed
+    _, printed = said({"baseline": BASE, "mine": [2.02, 2.03, 2.041, 2.05]})
+    assert "without 0" not in printed
 
 
 def test_useless_changes_that_diverge_are_rarely_called():
@@ -129,25 +124,22 @@ def test_useless_changes_that_diverge_are_rarely_called():
     random = np.random.default_rng(0)
     losses = random.standard_normal((500, 2, 5))
     losses[random.random(losses.shape) < 0.2] = math.inf
-    found = [verdict.compare_runs(pair, 0) for pair in losses]
-    assert np.mean([test.p <= verdict.ERROR for test in found]) <= 0.05
-    for test, (arm, _) in zip(found, losses, strict=True):
-        assert not (test.p <= verdict.ERROR and test.direction < 0 and np.isinf(arm).any())
+    found = [contrasts.compare(pair, 0, verdict.LEAST_RUNS) for pair in losses]
+    assert np.mean([p <= contrasts.ALPHA for p, _, _ in found]) <= 0.05
+    for (p, _, direction), (arm, _) in zip(found, losses, strict=True):
+        assert not (p <= contrasts.ALPHA and direction < 0 and np.isinf(arm).any())
     alike = np.array(BASE), np.array([*BASE, math.inf])
-    assert verdict.compare_runs(alike, 0.5).p_tie == 1  # no tie beside a base that diverged
+    assert contrasts.compare(alike, 0.5)[1] == 1  # no tie beside a base that diverged
 
 
 def test_the_seeds_that_would_decide():
     """With them, 80 of 100 experiments find the difference; a larger one needs fewer."""
 
-    def seeds_of(row):
-        return int(row["more"].removesuffix(" each"))
-
     noise = np.array([-1.0, 0, 1, -0.5, 0.5])
     losses = {"baseline": noise, "small": noise - 0.5, "large": noise - 1.2}
     _, small, large = verdict.judge([losses], margin=None)
-    assert seeds_of(large) < seeds_of(small) < power.MOST_SEEDS
-    n = 5 + seeds_of(small)
+    n = int(small["seeds"])
+    assert int(large["seeds"]) < n < power.MOST_SEEDS
     random = np.random.default_rng(0)
     sd = noise.std(ddof=1)
     arm = sd * random.standard_normal((4000, n)) - 0.5
@@ -155,7 +147,7 @@ def test_the_seeds_that_would_decide():
     found = stats.ttest_ind(arm, base, axis=1).pvalue <= 0.05 / 2
     assert found.mean() == pytest.approx(0.8, abs=0.04)
     _, alike = verdict.judge([{"baseline": noise, "alike": noise + 0.01}], margin=0.7)
-    assert seeds_of(alike) < 30  # to tie
+    assert int(alike["seeds"]) < 30  # to tie
 
 
 @pytest.mark.parametrize(
@@ -168,7 +160,7 @@ def test_useless_changes_are_called_as_rarely_as_the_page_says(arms, base_runs, 
     base = random.standard_normal((base_runs, 2000, 1))
     losses = sd * random.standard_normal((verdict.LEAST_RUNS, 2000, arms))
     p, _, _ = contrasts.compare([losses, base], 0)
-    error = (contrasts.holm(p) <= verdict.ERROR).any(-1).mean()
+    error = (contrasts.holm(p) <= contrasts.ALPHA).any(-1).mean()
     assert error <= most + 2 * np.sqrt(most / 2000)
 
 
@@ -249,7 +241,7 @@ def test_tables_of_other_programs_are_read(printed, separator, name):
     rows += [["baseline", str(seed), str(loss)] for seed, loss in enumerate(BASE)]
     rows += [["Baseline", str(seed), str(loss)] for seed, loss in enumerate(LOWER)]
     out = printed("\n".join(["", *map(separator.join, rows)]), name=name)
-    assert "better" in out and "differ only in case: baseline, Baseline." in out
+    assert "better" in out
 
 
 def test_settings_are_predicted_from_four_on(printed):
@@ -300,17 +292,9 @@ def test_two_settings_have_an_ordinary_table(printed):
     lines = [re.split(r"\s{2,}", line) for line in out.splitlines()]
     names = [f"{arm} in {dataset}" for dataset in "ab" for arm in ("baseline", "mine")]
     assert [cells[0] for cells in lines[1:5]] == names
-    assert lines[2][-2:] == [f"{2 * alone:.2g}", "better"] and lines[4][4] == "–"
+    assert lines[2][-2:] == [f"{2 * alone:.2g}", "better"] and lines[4][4] == "0.44"
     assert "with nothing to compare: mine in c." in out
     assert "With 4 settings or more, a new one is predicted too." in out
-
-
-def test_a_footnote_explains_what_the_table_has(said):
-    _, out = said({"baseline": BASE, "mine": LOWER})
-    assert "Runs of one seed are not paired." in out and "better" in out
-    assert "--margin" not in out and "More seeds" not in out and "Holm" not in out
-    _, out = said({"baseline": BASE, "mine": ["nan"] * 5, "other": ["nan"] * 2})
-    assert "negative" not in out and "--margin" not in out
 
 
 def test_run_folders(tmp_path):
@@ -327,12 +311,13 @@ def test_run_folders(tmp_path):
     assert read(whole)[:4] == ("out-rope", "plays", "7", 2.25)
     assert read(folder("out-8", config, [(20, 2.0)])).arm == "out-8"
     assert read(folder("out-seed7", config, [(10, 2.5)])).loss is None
+    assert read(folder("zero", config, [(10, 2.5), (20, 0.0)])).loss == 0
     (whole / "log.jsonl").write_text('{"step": 20, "val_loss": 2.25, "whole_val_loss": 2.5}')
     assert read(whole).loss == 2.5
     (whole / "diverged.json").write_text("{}")
     assert read(whole).loss == math.inf
 
-    with pytest.raises(UserError, match=r"holds 3 run folders .*/\*"):
+    with pytest.raises(UserError, match=r"holds 4 run folders .*/\*"):
         read(tmp_path)
     (tmp_path / "empty").mkdir()
     for other in (tmp_path / "empty", folder("model", {"hidden_size": 64}, [])):
@@ -353,12 +338,10 @@ def test_run_folders(tmp_path):
         ("arm,loss\na,b,1", [], "runs.csv:2"),
         ("arm,loss,loss\na,2,1", [], "two columns are named loss"),
         ("arm,loss,seed\na,2,1", ["--setting_column=seed"], "the column of two things"),
-        ("name,loss\nbaseline,1", [], "--arm_column="),
+        ("name,value\nbaseline,1", [], "name one with --arm_column= --loss_column="),
         ("arm,seed,loss\n", [], "no rows"),
-        ("", [], "no rows"),
         ("arm,loss\0", [], "UTF-8"),
         ("arm seed loss\na 1 2", [], "separate its cells by"),
-        ("setting,loss\na,2", ["--arm_column=setting"], "--arm_column=setting right?"),
     ],
 )
 def test_a_mistake_is_one_line(printed, text, options, where):
@@ -367,28 +350,8 @@ def test_a_mistake_is_one_line(printed, text, options, where):
 
 
 @pytest.mark.parametrize(
-    ("header", "options", "what"),
-    [
-        ("run,method,SEED no,val_loss", "method,val_loss,SEED no", "arm, loss, seed"),
-        ("run,method,x,y", "method,COLUMN", "arm, loss"),
-        ("run,warmup,seed,my_arm", "my_arm,COLUMN", "arm, loss"),
-    ],
-)
-def test_all_missing_columns_are_named_with_the_whole_command(printed, header, options, what):
-    rows = ["r1,base,1,2.0", "r2,base,2,2.1", "r3,mine,1,2.2"]
-    flags = [f"--{key}_column=" for key in what.split(", ")]
-    words = [flag + option for flag, option in zip(flags, options.split(","), strict=True)]
-    with pytest.raises(UserError) as error:
-        printed("\n".join([header, *rows]), "--base=base", "--loss_column=loss")
-    assert f"no column {what.replace(', ', ' or ')} (" in str(error.value)
-    command = shlex.split(str(error.value).split("`")[1])
-    assert command[:2] == ["python", "bench/verdict.py"]
-    assert set(command[3:]) == {"--base=base", *words}
-
-
-@pytest.mark.parametrize(
     ("name", "fix"),
-    [("runs.pkl", ".csv"), ("runs.json", ".jsonl"), ("missing.csv", "check the path")],
+    [("runs.json", ".csv"), ("missing.csv", "check the path")],
 )
 def test_other_files_are_refused(tmp_path, name, fix):
     if not name.startswith("missing"):
