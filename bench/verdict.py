@@ -258,16 +258,15 @@ def print_arms(tables, config):
     undecided = [row for row in rows if row["verdict"] == "undecided"]
     if any(row["low"] * row["high"] > 0 for row in undecided):
         notes.append(
-            "An undecided arm may have an interval without 0: the interval is of this arm alone, by"
-            " Welch's test. p is the larger of two tests and counts all arms, and an arm with a run"
-            " that diverged is never better."
+            "An arm can be undecided though its interval excludes 0: p counts all arms, and an arm"
+            " with a run that diverged is never better."
         )
     for row in rows:
         notes += notes_on_runs(row["arm"], row["pair"][0])
     if any(row["seeds"] for row in rows):
         notes.append(
-            "Seeds to decide: of the arm in all, in 80 of 100 cases, if the base's runs grow as the"
-            " arm's do."
+            "Seeds to decide: how many the arm needs in all, and the base in proportion, to be"
+            " decided in 80 of 100 cases."
         )
     if not config.margin and undecided:
         notes.append("No arm can tie without --margin, the largest difference that counts as none.")
