@@ -74,6 +74,8 @@ def test_what_the_pages_say_in_words(table):
     rope, *four = [worth[part] for part in list(lesson.CHANGES.values())[:5]]
     assert "RoPE helped in every setting" in README and "cost under a fifth of the" in README
     assert (rope > 1).all() and "RoPE, which helped in every setting" in PAGE
+    newer = (worth["Convolutions at four sites"] > 1).tolist()
+    assert f"convolutions help most: in {sum(newer)} of {len(newer)} settings" in README
     for each in four:
         mean = np.exp(np.log(each).mean())
         assert 0.85 < mean < 1.2 and each.min() < 1 < each.max()
