@@ -21,9 +21,9 @@ FORMAT = 1  # version of the checkpoint folder; raised when older code can no lo
 FOREIGN = "choose another checkpoint: train.py did not write this one"
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
 MOST_DIMENSIONS = 8  # of a tensor
-# The keys beside those of a model that a run stores, the last two lines by earlier versions. The
-# entry own_keys names the keys that only its program has. Any other key may be a part of the model
-# that this code does not know.
+# What the config.json of a run holds beside the keys of its model. Only earlier versions wrote the
+# last two lines. The entry own_keys names the keys that only its program has. Any other key may be
+# a part of the model that this code does not know.
 RUN_KEYS = """
     activation_checkpointing adam_rate allow_data_change batch_size beta1 beta2 compile data_dir
     data_seed dataset device dtype eval_interval eval_only eval_tokens grad_clip

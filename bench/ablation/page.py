@@ -246,10 +246,7 @@ def values_of(page, pictures, reports):
 def write(config, folders, out):
     """Write the page of the sweeps in some folders, and the report of each, into the folder `out`.
     Returns the path of the page."""
-    # Each folder by itself: a confirmation has other seeds than the shelf that chose its part.
-    sections = []
-    for folder in folders:
-        sections += report.judge([folder])
+    sections = report.judge(folders)
     named = {os.path.relpath(section.folder, out): section for section in sections}
     measured = worths.load(out / "settings")
     page = Page(config, named, measured, tested=held_out.scored(out / "settings"))

@@ -175,7 +175,11 @@ def next_job(plan, waiting, active, taken):
 
 def time_settings(courses, stop):
     """Time the steps of the arms of all settings that lack them, if the machine becomes quiet."""
-    untimed = [course for course in courses if course.is_admitted and untimed_arms(course)]
+    untimed = []  # (course, names of its arms)
+    for course in courses:
+        names = untimed_arms(course) if course.is_admitted else []
+        if names:
+            untimed.append((course, names))
     if not untimed:
         return
     with doing("waiting for a quiet machine, to time the steps") as show:
@@ -183,9 +187,9 @@ def time_settings(courses, stop):
     if not is_quiet:
         say("other work keeps this machine busy: the same command times the steps when it is quiet")
         return
-    for course in untimed:
+    for course, names in untimed:
         if not stop.status:
-            time_arms(course)
+            time_arms(course, names)
 
 
 def untimed_arms(course):
@@ -199,11 +203,11 @@ def untimed_arms(course):
     return [name for name in names if (name, course.arms[name].code_hash) not in done]
 
 
-def time_arms(course):
-    """Time the steps of a setting's arms in turn, and keep those that nothing disturbed."""
+def time_arms(course, names):
+    """Time the steps of a setting's base and of some of its arms in turn, and keep those that
+    nothing disturbed."""
     vocabulary = {"vocab_size": course.data["vocab_size"]}
-    names = [BASE, *untimed_arms(course)]
-    values = {name: vocabulary | course.arms[name].values for name in names}
+    values = {name: vocabulary | course.arms[name].values for name in (BASE, *names)}
     rows, _ = step_times.time_arms(values, threads=1)
     for row in rows:
         if row["quiet"]:
