@@ -9,9 +9,10 @@ import pandas as pd
 from scipy import stats
 
 from bench.ablation import factors, page_worths, predictions, tables
+from bench.ablation.arms import BASE
 from bench.ablation.page_worths import word
 from bench.ablation.tables import DASH, known, number
-from bench.settings import worths
+from bench.settings import rates, worths
 
 LEAST_PARTS = 5  # for a rank correlation
 TOGETHER = "All five together"  # never scored beside its own parts
@@ -22,6 +23,22 @@ CHANGES = {  # from GPT-2 to LLaMA: the part of config/answer/page.py
     "biases → none": "No biases",
     "tied → untied head": "Untied head",
     "all five together": TOGETHER,
+}
+# Four models, with or without the five and the convolutions: the arm of each base that makes them.
+CONVOLUTIONS = "Convolutions at four sites"
+FOUR_MODELS = {
+    "gpt2": {
+        "neither": BASE,
+        "five": TOGETHER,
+        "convolutions": CONVOLUTIONS,
+        "both": "LLaMA with convolutions",
+    },
+    "llama": {
+        "neither": TOGETHER,  # which takes the five out
+        "five": BASE,
+        "convolutions": "GPT-2 with convolutions",
+        "both": CONVOLUTIONS,
+    },
 }
 
 
@@ -86,6 +103,31 @@ def steps_of(rows):
         if len(own):
             made.append(cells)
     return pd.DataFrame(made)
+
+
+def sums_table(page):
+    """By how much the five and the convolutions lower the loss of GPT-2, each alone and together,
+    in the settings that ran all four models at the base's best rate."""
+    rows = []
+    for each in page.planned:
+        losses = {}
+        for model, arm in FOUR_MODELS[each.facts["factors"]["base"]].items():
+            points = each.points(arm, rates.REPORTED)
+            losses[model] = np.mean([loss for x, loss in points if abs(x) < 0.01] or math.nan)
+        falls = {model: losses["neither"] - loss for model, loss in losses.items()}
+        if known(falls["five"] + falls["convolutions"] + falls["both"]):
+            added = falls["five"] + falls["convolutions"]
+            rows.append(
+                {
+                    "setting": page_worths.name_of(each.facts),
+                    "loss of GPT-2": f"{losses['neither']:.3f}",
+                    "the five": f"{falls['five']:.3f}",
+                    "convolutions": f"{falls['convolutions']:.3f}",
+                    "both": f"{falls['both']:.3f}",
+                    "both ÷ their sum": f"{falls['both'] / added:.2f}",
+                }
+            )
+    return pd.DataFrame(rows) if rows else None
 
 
 def plan_table(page):
@@ -217,6 +259,7 @@ TABLES = {
     "scores": scores_table,
     "factors": factors_table,
     "steps": lambda page: steps_of(page.rows) if page.answers else None,
+    "sums": sums_table,
     "passes": passes_table,
     "published": published_table,
     "plan": plan_table,

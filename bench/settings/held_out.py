@@ -4,7 +4,8 @@ Predict what the parts are worth in the settings of the test, before these setti
     python -m bench.settings.held_out        # writes bench/results/answer/settings/predictions.json
 
 bench/ablate.py runs --settings=held_out only where this file exists, and the page of the answer
-scores it. A prediction is made once: where a setting of the test has run, none is written.
+scores it. A part is predicted once, before it runs in a setting of the test; a part that is
+measured later is added to the file.
 """
 
 from common import early
@@ -29,9 +30,9 @@ SETTINGS = files.ROOT / "bench/results/answer/settings"
 
 
 def predict(measured):
-    """The predictions from some measured settings, as the content of the file: of each part the
-    median of its log worth in a new setting and the 95 % interval, both without the error of a run,
-    which is not known yet; an end that is open is left out."""
+    """{part: its prediction} from some measured settings: the median of its log worth in a new
+    setting and the 95 % interval, both without the error of a run, which is not known yet; an end
+    that is open is left out."""
     columns = effects.columns_of(worths.table(measured)[0])
     predictions = {}
     for part, model in effects.posteriors(columns).items():
@@ -44,8 +45,14 @@ def predict(measured):
             "p_helps": 1 - model.below(0),
             "p_within": model.inside(effects.WITHIN),
             "share": share_that_helped(model.rows),
+            "settings": model.rows["setting"].tolist(),
         }
-    return {"settings": [each.name for each in measured], "predictions": predictions}
+    return predictions
+
+
+def read(path):
+    """{part: its prediction} of a file that `main` wrote."""
+    return files.read_json(path, "restore it: it was written before the test")
 
 
 def scored(folder):
@@ -55,7 +62,7 @@ def scored(folder):
     path = Path(folder) / PREDICTIONS
     if not path.exists():
         return []
-    predicted = files.read_json(path, "restore it: it was written before the test")["predictions"]
+    predicted = read(path)
     _, found = worths.table(worths.load(folder), held_out=True)
     predictions = []
     for worth in found:
@@ -63,6 +70,7 @@ def scored(folder):
             unknown = {"low": -math.inf, "high": math.inf, "share": math.nan}
             model = unknown | predicted[worth.part]
             median = model.pop("median")
+            del model["settings"]
             error = Z * worth.se
             model["low"] = median - math.hypot(median - model["low"], error)
             model["high"] = median + math.hypot(model["high"] - median, error)
@@ -72,20 +80,27 @@ def scored(folder):
 
 
 def main(argv):
-    """Write the predictions of the planned settings that have run."""
+    """Add to the file what the planned settings predict of the parts that are not in it, and that
+    have not run in a setting of the test. Prints its path and these parts."""
     print_help(argv, __doc__, [])
     folder = Path(argv[0]) if argv else SETTINGS
+    path = folder / PREDICTIONS
+    predicted = read(path) if path.exists() else {}
     measured = worths.load(folder)
-    if (folder / PREDICTIONS).exists() or any(each.facts["held_out"] for each in measured):
-        what = "the predictions are written once, before the test runs"
-        raise UserError(what, folder / PREDICTIONS, "keep them as they are")
-    admitted = [each for each in measured if each.admitted]
-    content = predict(admitted)
-    if not content["predictions"]:
+    seen = set(predicted)
+    for each in measured:
+        if each.facts["held_out"]:
+            seen |= {row["arm"] for row in each.rows}
+    found = predict(measured)
+    new = {part: prediction for part, prediction in found.items() if part not in seen}
+    if not found:
         fix = f"measure {effects.LEAST_SETTINGS} of config/answer/settings.py first"
         raise UserError("too few settings have run for a prediction", folder, fix)
-    files.write(folder / PREDICTIONS, json.dumps(content, indent=1) + "\n")
-    print(folder / PREDICTIONS)
+    if not new:
+        what = "a part is predicted once, before it runs in the test, and no other part is measured"
+        raise UserError(what, path, "keep the file as it is")
+    files.write(path, json.dumps(predicted | new, indent=1) + "\n")
+    print(f"{path}: {', '.join(new)}")
 
 
 if __name__ == "__main__":

@@ -105,12 +105,12 @@ def _half_the_heads(values):
 
 
 _five = [arms[name] for name in ("RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head")]
+_to_llama = {key: value for part in _five for key, value in part["put_in"].items()}
+_to_gpt2 = {key: value for part in _five for key, value in part["take_out"].items()}
+_convolutions = dict(conv_sites="keys,values,output,mlp_output")
 
 more_arms = {
-    "All five together": dict(  # from GPT-2 to LLaMA, and back
-        put_in={key: value for part in _five for key, value in part["put_in"].items()},
-        take_out={key: value for part in _five for key, value in part["take_out"].items()},
-    ),
+    "All five together": dict(put_in=_to_llama, take_out=_to_gpt2),
     "Attention gate": dict(attn_extra="gate_head"),
     "Input skip": dict(residual="scaled"),
     "Window": dict(window=_quarter_of_the_context),
@@ -121,6 +121,10 @@ more_arms = {
     "N-gram embeddings": dict(embed="ngram"),
     "Attention residuals": dict(residual="attn_res"),
     "mHC": dict(residual="mhc"),
-    "Convolutions at four sites": dict(conv_sites="keys,values,output,mlp_output"),
+    "Convolutions at four sites": _convolutions,
     "Shared keys and values": dict(kv_shared_by=2),
+    # Do the gains of the five and of the convolutions add up? The other three models of the four
+    # are the base, all five together, and convolutions at four sites.
+    "LLaMA with convolutions": dict(put_in=_to_llama | _convolutions, only=dict(model="gpt2")),
+    "GPT-2 with convolutions": dict(put_in=_to_gpt2 | _convolutions, only=dict(model="llama")),
 }

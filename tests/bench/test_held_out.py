@@ -24,12 +24,12 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
         write_setting(tmp_path, name, MEANS)
     held_out.main([str(tmp_path)])
     content = json.loads((tmp_path / plan.PREDICTIONS).read_text())
-    assert content["settings"] == list("abcdef")
-    assert list(content["predictions"]) == list(MEANS)
-    assert content["predictions"]["Large"]["p_helps"] > 0.95
-    assert content["predictions"]["Harm"]["p_helps"] < 0.05
+    assert list(content) == list(MEANS)
+    assert content["Large"]["settings"] == list("abcdef")
+    assert content["Large"]["p_helps"] > 0.95
+    assert content["Harm"]["p_helps"] < 0.05
     assert held_out.scored(tmp_path) == []  # nothing has run
-    with pytest.raises(UserError, match="written once, before the test"):
+    with pytest.raises(UserError, match="predicted once, before it runs in the test"):
         held_out.main([str(tmp_path)])
 
     write_setting(tmp_path, "h1", MEANS, test=True)
@@ -46,9 +46,27 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     # The settings of the test do not enter the model.
     columns, _ = worths.table(worths.load(tmp_path))
     assert set(columns["setting"]) == set("abcdef")
+    capsys.readouterr()
     table.show(tmp_path, ["Large"])
     printed, large = capsys.readouterr().out, effects.fit(columns)[0]
     assert table.span(large.new_low, large.new_high) in printed and "Small" not in printed
+
+
+def test_a_part_that_is_measured_later_is_predicted_if_the_test_has_not_run_it(tmp_path):
+    """The predictions that were written before stay as they are, whatever was measured since."""
+    for name in "abcd":
+        write_setting(tmp_path, name, {"Large": 0.3, "None": 0.0})
+    held_out.main([str(tmp_path)])
+    before = json.loads((tmp_path / plan.PREDICTIONS).read_text())
+    write_setting(tmp_path, "h1", {"Large": 0.3, "Small": 0.1}, test=True)
+    for name in "efghi":
+        write_setting(tmp_path, name, {"Large": 0.9, "Small": 0.1, "Harm": -0.3})
+    held_out.main([str(tmp_path)])
+    after = json.loads((tmp_path / plan.PREDICTIONS).read_text())
+    assert list(after) == ["Large", "None", "Harm"]  # Small has run in the test
+    assert {part: after[part] for part in before} == before
+    assert after["Harm"]["settings"] == list("efghi")
+    assert [each.part for each in held_out.scored(tmp_path)] == ["Large"]
 
 
 def test_no_setting_of_the_test_runs_before_it_is_predicted(tmp_path):

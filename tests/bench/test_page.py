@@ -157,6 +157,41 @@ def test_a_card_shows_each_setting_in_the_colour_of_the_factor_that_matters(made
     assert list(card.loc["h3"])[1:7] == ["LLaMA", "summaries", "BPE", "Muon", "4 × 96", "128"]
 
 
+def measured_at(base, losses):
+    """A planned setting of some losses at the base's best rate, and a lower one at another rate."""
+    facts = {"setting": base, "factors": {"base": base, "text": "plays", "tokens": "byte"}}
+    facts["factors"] |= {"optimizer": "muon", "layers": 3, "width": 64}
+    points = {arm: [(0.0, loss), (0.3, 1.0)] for arm, loss in losses.items()}
+    return SimpleNamespace(facts=facts, points=lambda arm, half: points.get(arm, []))
+
+
+def test_the_gains_of_the_five_and_of_the_convolutions_add_up_or_not():
+    """Whichever of the four models is the base, the falls are below the loss of GPT-2."""
+    five, convolutions = page_tables.TOGETHER, page_tables.CONVOLUTIONS
+    gpt2 = {"base": 2.0, five: 1.8, convolutions: 1.7, "LLaMA with convolutions": 1.6}
+    llama = {"base": 1.8, five: 2.0, convolutions: 1.6, "GPT-2 with convolutions": 1.7}
+    not_run = {"base": 1.8, five: 2.0, convolutions: 1.6}
+    planned = [
+        measured_at("gpt2", gpt2),
+        measured_at("llama", llama),
+        measured_at("llama", not_run),
+    ]
+    frame = page_tables.sums_table(SimpleNamespace(planned=planned))
+    assert frame["setting"].tolist() == [
+        f"{base}: plays, bytes, Muon, 3 × 64" for base in ("gpt2", "llama")
+    ]
+    assert frame.drop(columns="setting").drop_duplicates().to_dict("records") == [
+        {
+            "loss of GPT-2": "2.000",
+            "the five": "0.200",
+            "convolutions": "0.300",
+            "both": "0.400",
+            "both ÷ their sum": "0.80",
+        }
+    ]
+    assert page_tables.sums_table(SimpleNamespace(planned=planned[2:])) is None
+
+
 def test_what_stands_below_the_first_table(made, out):
     tables = page_tables.made(made)
     marked = tables["factors"].set_index("part")
