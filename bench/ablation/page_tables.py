@@ -2,7 +2,6 @@
 frame of texts, or None."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -107,9 +106,11 @@ def steps_of(rows):
 
 def sums_table(page):
     """By how much the five and the convolutions lower the loss of GPT-2, each alone and together,
-    in the settings that ran all four models at the base's best rate."""
+    in the settings where all four models ran at the base's best rate and none diverged."""
     rows = []
     for each in page.planned:
+        if not each.admitted:
+            continue
         losses = {}
         for model, arm in FOUR_MODELS[each.facts["factors"]["base"]].items():
             points = each.points(arm, rates.REPORTED)
@@ -119,7 +120,7 @@ def sums_table(page):
             added = falls["five"] + falls["convolutions"]
             rows.append(
                 {
-                    "setting": page_worths.name_of(each.facts),
+                    "in": page_worths.name_of(each.facts),
                     "loss of GPT-2": f"{losses['neither']:.3f}",
                     "the five": f"{falls['five']:.3f}",
                     "convolutions": f"{falls['convolutions']:.3f}",
@@ -200,8 +201,7 @@ def passes_table(page):
     first = {}
     for each in page.planned:
         if each.admitted:
-            rows = [row for row in each.rows if row["purpose"] != "arm" or row["multiple"] == 1]
-            for worth in worths.worths_of(replace(each, rows=rows)):
+            for worth in worths.worths_of(worths.first_pass(each)):
                 first[worth.part, worth.setting] = worth
     arms = {each.name: each.facts["arms"] for each in page.planned}
     pairs = []

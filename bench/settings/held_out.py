@@ -3,9 +3,9 @@ Predict what the parts are worth in the settings of the test, before these setti
 
     python -m bench.settings.held_out        # writes bench/results/answer/settings/predictions.json
 
-bench/ablate.py runs --settings=held_out only where this file exists, and the page of the answer
-scores it. A part is predicted once, before it runs in a setting of the test; a part that is
-measured later is added to the file.
+A part is predicted once, from its first pass in the planned settings, before it runs in a setting
+of the test: bench/ablate.py refuses to run it there before. A part that is measured later is added
+to the file. The page of the answer scores the predictions.
 """
 
 from common import early
@@ -22,17 +22,20 @@ from bench.ablation.predictions import Prediction, share_that_helped
 from bench.ablation.worth import Z
 from bench.settings import worths
 from bench.settings.plan import PREDICTIONS
+from bench.settings.setting import is_row
 from common import files
 from common.configurator import print_help
 from common.errors import UserError, run
+from training.run_folder import read_rows
 
 SETTINGS = files.ROOT / "bench/results/answer/settings"
 
 
 def predict(measured):
-    """{part: its prediction} from some measured settings: the median of its log worth in a new
-    setting and the 95 % interval, both without the error of a run, which is not known yet; an end
-    that is open is left out."""
+    """{part: its prediction} from the first pass of some measured settings: the median of its log
+    worth in a new setting and the 95 % interval, both without the error of a run, which is not
+    known yet; an end that is open is left out."""
+    measured = [worths.first_pass(each) for each in measured]
     columns = effects.columns_of(worths.table(measured)[0])
     predictions = {}
     for part, model in effects.posteriors(columns).items():
@@ -50,19 +53,31 @@ def predict(measured):
     return predictions
 
 
-def read(path):
-    """{part: its prediction} of a file that `main` wrote."""
+def read(folder):
+    """{part: its prediction} of the file below a folder of settings; {} if there is none."""
+    path = Path(folder) / PREDICTIONS
+    if not path.exists():
+        return {}
     return files.read_json(path, "restore it: it was written before the test")
+
+
+def unpredicted(folder):
+    """{part: its prediction} of the parts that can be predicted and are not in the file, save those
+    that have run in the test. A folder that does not say whether it is of the test may be."""
+    seen = set(read(folder))
+    for path in Path(folder).glob("*/rows.jsonl"):
+        facts = path.with_name("settings.json")
+        if not facts.exists() or files.read_json(facts, "restore it")["held_out"]:
+            seen |= {row["arm"] for row in read_rows(path, is_row)}
+    found = predict(worths.load(folder))
+    return {part: prediction for part, prediction in found.items() if part not in seen}
 
 
 def scored(folder):
     """[Prediction] of the parts in the settings of the test that have run, as they were written
     before; [] where nothing was predicted. The error of a run widens each half of an interval as
     if both were normal."""
-    path = Path(folder) / PREDICTIONS
-    if not path.exists():
-        return []
-    predicted = read(path)
+    predicted = read(folder)
     _, found = worths.table(worths.load(folder), held_out=True)
     predictions = []
     for worth in found:
@@ -70,7 +85,7 @@ def scored(folder):
             unknown = {"low": -math.inf, "high": math.inf, "share": math.nan}
             model = unknown | predicted[worth.part]
             median = model.pop("median")
-            del model["settings"]
+            model.pop("settings", None)
             error = Z * worth.se
             model["low"] = median - math.hypot(median - model["low"], error)
             model["high"] = median + math.hypot(model["high"] - median, error)
@@ -83,24 +98,18 @@ def main(argv):
     """Add to the file what the planned settings predict of the parts that are not in it, and that
     have not run in a setting of the test. Prints its path and these parts."""
     print_help(argv, __doc__, [])
+    if len(argv) > 1:
+        raise UserError("more than one folder", " ".join(argv), "name the folder of one plan")
     folder = Path(argv[0]) if argv else SETTINGS
-    path = folder / PREDICTIONS
-    predicted = read(path) if path.exists() else {}
-    measured = worths.load(folder)
-    seen = set(predicted)
-    for each in measured:
-        if each.facts["held_out"]:
-            seen |= {row["arm"] for row in each.rows}
-    found = predict(measured)
-    new = {part: prediction for part, prediction in found.items() if part not in seen}
-    if not found:
-        fix = f"measure {effects.LEAST_SETTINGS} of config/answer/settings.py first"
-        raise UserError("too few settings have run for a prediction", folder, fix)
+    new = unpredicted(folder)
     if not new:
-        what = "a part is predicted once, before it runs in the test, and no other part is measured"
-        raise UserError(what, path, "keep the file as it is")
-    files.write(path, json.dumps(predicted | new, indent=1) + "\n")
-    print(f"{path}: {', '.join(new)}")
+        what = (
+            "no part can be added: it is predicted already, or has run in the test, or has run in"
+        )
+        what = f"{what} fewer than {effects.LEAST_SETTINGS} planned settings"
+        raise UserError(what, folder / PREDICTIONS, "measure the part in more settings first")
+    files.write(folder / PREDICTIONS, json.dumps(read(folder) | new, indent=1) + "\n")
+    print(f"added to {folder / PREDICTIONS}: {', '.join(new)}")
 
 
 if __name__ == "__main__":

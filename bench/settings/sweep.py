@@ -17,6 +17,7 @@ from bench.ablation.progress import WIDTH, doing, say
 from bench.ablation.rows import is_cost
 from bench.ablation.step_times import PATIENCE, cores, wait_until_quiet
 from bench.ablation.sweep import identify
+from bench.settings import held_out
 from bench.settings import plan as plans
 from bench.settings.plan import tokens_of
 from bench.settings.run import Worker, ended
@@ -84,11 +85,17 @@ def check_datasets(plan):
 
 
 def check_predicted(plan):
-    """Raise UserError if a setting of the test would run before it is predicted."""
+    """Raise UserError if a setting of the test would run before its parts are predicted."""
     test = [setting.name for setting in plan.settings if setting.held_out]
-    if test and not (plan.out / plans.PREDICTIONS).exists():
-        fix = f"run `python -m bench.settings.held_out {plan.out}`, and commit what it writes"
+    if not test:
+        return
+    fix = f"run `python -m bench.settings.held_out {plan.out}`, and commit what it writes"
+    if not (plan.out / plans.PREDICTIONS).exists():
         raise UserError("settings of the test are not predicted yet", ", ".join(test), fix)
+    unpredicted = held_out.unpredicted(plan.out)
+    parts = [part.name for part in plan.parts if part.name in unpredicted]
+    if parts:
+        raise UserError("parts are not predicted yet", ", ".join(parts), fix)
 
 
 def recognise(course, plan):

@@ -8,7 +8,7 @@ out, the worth of the part is the inverse.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +88,12 @@ def load(folder):
                 ratios[row["arm"]] = row["step_ratio"]["ratio"]
         measured.append(Measured(path.parent.name, facts, list(rows.values()), ratios))
     return measured
+
+
+def first_pass(measured):
+    """A Measured setting without the runs of its second pass."""
+    rows = [row for row in measured.rows if row["purpose"] != "arm" or row["multiple"] == 1]
+    return replace(measured, rows=rows)
 
 
 # ---------------------------------------------------------------- worths

@@ -17,7 +17,7 @@ MEANS = {"Large": 0.3, "Small": 0.12, "None": 0.0, "Harm": -0.25}
 def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     for name in ("a", "b", "c"):
         write_setting(tmp_path, name, MEANS)
-    with pytest.raises(UserError, match="too few settings"):
+    with pytest.raises(UserError, match="fewer than 4 planned settings"):
         held_out.main([str(tmp_path)])
     assert held_out.scored(tmp_path) == []
     for name in ("d", "e", "f"):
@@ -29,7 +29,7 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     assert content["Large"]["p_helps"] > 0.95
     assert content["Harm"]["p_helps"] < 0.05
     assert held_out.scored(tmp_path) == []  # nothing has run
-    with pytest.raises(UserError, match="predicted once, before it runs in the test"):
+    with pytest.raises(UserError, match="it is predicted already"):
         held_out.main([str(tmp_path)])
 
     write_setting(tmp_path, "h1", MEANS, test=True)
@@ -65,6 +65,8 @@ def test_a_part_that_is_measured_later_is_predicted_if_the_test_has_not_run_it(t
     after = json.loads((tmp_path / plan.PREDICTIONS).read_text())
     assert list(after) == ["Large", "None", "Harm"]  # Small has run in the test
     assert {part: after[part] for part in before} == before
+    with pytest.raises(UserError, match="more than one folder"):
+        held_out.main([str(tmp_path), "h1"])
     assert after["Harm"]["settings"] == list("efghi")
     assert [each.part for each in held_out.scored(tmp_path)] == ["Large"]
 
@@ -76,4 +78,28 @@ def test_no_setting_of_the_test_runs_before_it_is_predicted(tmp_path):
     with pytest.raises(UserError, match=r"not predicted yet.*h1"):
         sweep.check_predicted(asked)
     (tmp_path / plan.PREDICTIONS).write_text("{}")
+    sweep.check_predicted(asked)  # nothing is measured, so nothing can be predicted
+    for name in "abcd":
+        write_setting(tmp_path, name, {"RoPE": 0.5, "QK norm": 0.0})
+    with pytest.raises(UserError, match=r"not predicted yet.*RoPE, QK norm"):
+        sweep.check_predicted(asked)
+    held_out.main([str(tmp_path)])
     sweep.check_predicted(asked)
+
+
+def test_a_prediction_is_of_the_first_pass(tmp_path):
+    """The runs in the test have no rate of their own either."""
+    for name in "abcd":
+        write_setting(tmp_path / "both", name, MEANS, gain=0.05)
+        write_setting(tmp_path / "first", name, MEANS)
+    predicted = [held_out.unpredicted(tmp_path / folder) for folder in ("both", "first")]
+    assert predicted[0] == predicted[1]
+
+
+def test_a_run_in_the_test_counts_though_the_command_was_killed(tmp_path):
+    """The facts of a setting are written at its end, its rows as the runs end."""
+    for name in "abcd":
+        write_setting(tmp_path, name, MEANS)
+    write_setting(tmp_path, "h1", {"Large": 0.3}, test=True)
+    (tmp_path / "h1/settings.json").unlink()
+    assert "Large" not in held_out.unpredicted(tmp_path)

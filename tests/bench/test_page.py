@@ -162,7 +162,7 @@ def measured_at(base, losses):
     facts = {"setting": base, "factors": {"base": base, "text": "plays", "tokens": "byte"}}
     facts["factors"] |= {"optimizer": "muon", "layers": 3, "width": 64}
     points = {arm: [(0.0, loss), (0.3, 1.0)] for arm, loss in losses.items()}
-    return SimpleNamespace(facts=facts, points=lambda arm, half: points.get(arm, []))
+    return SimpleNamespace(facts=facts, admitted=True, points=lambda arm, half: points.get(arm, []))
 
 
 def test_the_gains_of_the_five_and_of_the_convolutions_add_up_or_not():
@@ -177,10 +177,10 @@ def test_the_gains_of_the_five_and_of_the_convolutions_add_up_or_not():
         measured_at("llama", not_run),
     ]
     frame = page_tables.sums_table(SimpleNamespace(planned=planned))
-    assert frame["setting"].tolist() == [
+    assert frame["in"].tolist() == [
         f"{base}: plays, bytes, Muon, 3 × 64" for base in ("gpt2", "llama")
     ]
-    assert frame.drop(columns="setting").drop_duplicates().to_dict("records") == [
+    assert frame.drop(columns="in").drop_duplicates().to_dict("records") == [
         {
             "loss of GPT-2": "2.000",
             "the five": "0.200",
