@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 
 from common.runtime import Runtime, StopRequest, seed_for, set_up, versions
-from parts import costs, moe
+from parts import moe
 from parts.architectures import make
 from tokens import token_files
 from tokens.batches import Loader, to_device
@@ -112,7 +112,7 @@ class Run:
     optimizers: list
     scaler: torch.amp.GradScaler  # of a float16 loss; otherwise it does nothing
     step: int  # the number of steps taken
-    state: dict  # saved beside the weights: best loss, seconds, data fingerprint, order
+    state: dict  # saved beside the weights: best loss, tokens, seconds, data fingerprint, order
     saved_config: dict  # the configuration of training and model, saved too
     score: Callable  # score(run, stop) makes the log row of an evaluation
     program: str = "train.py"  # the command that resumes it
@@ -128,6 +128,7 @@ class Run:
         self.loader = Loader(self.samples, size, count, self.runtime)
         self.step_samples = size * count
         self.step_tokens = self.step_samples * self.model.config.block_size  # in the global batch
+        self.state.setdefault("tokens", self.step * self.step_tokens)  # older checkpoints lack it
         self.has_running_means = any(hasattr(m, "running_mean") for m in self.model.modules())
 
 
@@ -149,10 +150,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
         check_order(state, data.batches.windows_per_epoch, settings.folder)
 
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
-    step_samples = config.batch_size * config.gradient_accumulation_steps
-    tokens = step_samples * model.config.block_size * (config.max_iters - state["step"])
-    flops = 6 * costs.used_parameters(model) * tokens
-    runtime.choose_compile(config.compile, flops)
+    runtime.choose_compile(config.compile, net.flops_left(model, config, state["step"]))
     device = runtime.device_kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
@@ -245,6 +243,7 @@ def train_step(run):
     if not skipped:  # balance the loads of experts, if there are any, counted on all ranks
         moe.after_step(run.model, lambda counts: ranks.all_reduce_sum(counts, runtime))
     run.step += 1
+    run.state["tokens"] += run.step_tokens
     run.changing = False
     run.unread.append((run.step, loss, norm, skipped))
     return loss, norm
@@ -482,15 +481,17 @@ def train_or_evaluate(settings, build_run):
         description.describe(run)
 
     if config.eval_only:
-        if config.init_from == "scratch" and checkpoint.steps(config.out_dir):
+        is_new = settings.folder is None and config.init_from == "scratch"
+        if is_new and checkpoint.steps(config.out_dir):
             say("note: these weights are new; --init_from=resume evaluates the run in out_dir")
         with terminal.explained(run), terminal.counting(run):
             text = evaluation_text(run)
         say(text)
         return Result(0)
-    if run.step > config.max_iters or (run.step == config.max_iters and not evaluation_due(run)):
+    if run.step >= config.max_iters and (run.step > config.max_iters or not evaluation_due(run)):
         say(f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)")
-        return Result(0, settings.folder)
+        rows = run_folder.read_log(Path(config.out_dir) / "log.jsonl", run.step)
+        return Result(0, settings.folder, rows)
 
     # Train. Rank 0 holds the lock of the run folder until the end; elsewhere it is None.
     run.hold = ranks.main_first(lambda: run_folder.open_out_dir(config.out_dir, **asked), runtime)

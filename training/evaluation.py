@@ -80,5 +80,5 @@ def yardsticks(run):
     the text as a run has seen, in windows of its block_size (tokens/ngrams.py). {} for pairs, and
     for texts that are not counted."""
     counted = run.data.meta.get("ngrams")
-    tokens = run.step * run.step_tokens
+    tokens = run.state["tokens"]
     return ngrams.named(ngrams.yardsticks(counted, tokens, run.model.config.block_size))

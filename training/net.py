@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
 from common import files
+from common.commands import quoted
 from common.errors import UserError
 from parts import costs
 from parts.architectures import configure, without_effect
@@ -36,9 +37,9 @@ def check_tokens(settings, tokenizer):
     known = tokenizer_from_json(settings.tokenizer, settings.folder / "tokenizer.json")
     if not same_tokens(known, tokenizer):
         dataset = settings.config.dataset
-        what = f"the token ids of {dataset} stand for other text than in this run"
-        run = settings.folder.parent.parent
-        fix = f"python prepare.py NAME --input=TEXTFILE --tokenizer={run}"
+        what = f"{dataset} was prepared with another tokenizer than this run's"
+        run = quoted(f"--tokenizer={settings.folder.parent.parent}")
+        fix = f"python prepare.py NAME --input=TEXTFILE {run}"
         raise UserError(what, f"dataset={dataset}", fix)
 
 
@@ -63,7 +64,8 @@ def import_weights(settings, tokenizer):
         files.warn_once(f"{what}, whose tokenizer cannot be read")
     elif not same:
         what = f"{config.dataset} was not prepared with the tokenizer of these weights"
-        fix = f"python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}"
+        tokenizer_from = quoted(f"--tokenizer={config.init_from}")
+        fix = f"python prepare.py NAME --input=TEXTFILE {tokenizer_from}"
         raise UserError(what, f"dataset={config.dataset}", fix)
     config.model = word
     return settings._replace(model=model), weights
@@ -78,7 +80,7 @@ def new_model_config(settings, vocab_size):
         what = f"vocab_size={values['vocab_size']} is below the data's {vocab_size}"
         fix = "prepare the text with the model's tokenizer, or remove vocab_size"
         raise UserError(what, f"dataset={config.dataset}", fix)
-    made = configure(values)
+    made = configure(values, as_variant=config.match != "none")
     if not isinstance(made, VariantConfig):
         return made
     unused = [key for key in without_effect(asdict(made)) if key in values]
@@ -96,6 +98,13 @@ def new_model_config(settings, vocab_size):
         raise UserError(str(error), f"match={config.match}", "remove match") from None
     say(f"match {config.match}: mlp_width {width}, {residual:+.2f} % from the base {config.model}")
     return replace(made, mlp_width=width)
+
+
+def flops_left(model, config, step):
+    """About how many FLOPs a run takes from a step on: six for each parameter and token."""
+    step_samples = config.batch_size * config.gradient_accumulation_steps
+    tokens = step_samples * model.config.block_size * (config.max_iters - step)
+    return 6 * costs.used_parameters(model) * tokens
 
 
 # ---------------------------------------------------------------- as it is trained

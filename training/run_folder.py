@@ -198,7 +198,7 @@ def step_row(run, loss, norm, lr, seconds):
         "loss": loss,
         "lr": lr,
         "grad_norm": norm,
-        "tokens": run.step * run.step_tokens,
+        "tokens": run.state["tokens"],
         "seconds": run.state["seconds"],
         "milliseconds": seconds * 1000,
         "tokens_per_second": run.step_tokens / seconds,

@@ -109,11 +109,13 @@ class TrainConfig:
             raise ValueError("out_dir is empty: name a folder")
 
 
+# Keys of a model that act in training alone.
+DROPOUTS = ("dropout", "attn_dropout", "ngram_dropout")
 # Keys that determine the losses of a run, besides the data and the model.
 COURSE = """
-    optimizer adam_rate schedule learning_rate min_lr warmup_iters lr_decay_iters max_iters
+    adam_rate schedule learning_rate min_lr warmup_iters lr_decay_iters max_iters
     batch_size gradient_accumulation_steps weight_decay beta1 beta2 grad_clip seed data_seed dtype
-    eval_tokens device compile
+    eval_tokens device compile dropout attn_dropout ngram_dropout
 """.split()  # noqa: SIM905
 # The "order" in a checkpoint. Older ones have none: a cipher ordered more than LARGE windows.
 ORDER = "permutation"
@@ -315,20 +317,29 @@ def resume_values(stored, given, folder, own=()):
         same_kind = key == "device" and now[key].split(":")[0] == value.split(":")[0]
         if now[key] != value and not same_kind:
             changed[key] = f"{key} {value} -> {now[key]}"
-    fixed = (MODEL_KEYS | {"match"}) - {"arch"}  # arch only names the parts
+    fixed = (MODEL_KEYS | {"match"}) - {"arch", *DROPOUTS}  # arch only names the parts
     architecture = [text for key, text in changed.items() if key in fixed]
     if architecture:
         what = f"the given architecture is not the stored one: {', '.join(architecture)}"
         fix = "give only --init_from=resume and --out_dir: a config file may set these keys"
         raise UserError(what, folder, fix)
-    if now["dtype"] == "float16" and stored["dtype"] != "float16":
-        what = f"a run in {stored['dtype']} cannot go on in float16: it stored no scale of the loss"
-        raise UserError(what, "dtype=float16", "remove dtype")
+    check_state(stored, now)
     course = [changed[key] for key in (*COURSE, *own) if key in changed]
     if course and not now.get("eval_only"):
         say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
-
     return {key: value for key, value in now.items() if key not in ONE_START or key in given}
+
+
+def check_state(stored, now):
+    """Raise UserError if the state of the optimizer or of the loss's scale, as the run stored it,
+    does not fit the values that it is resumed with."""
+    if now["dtype"] == "float16" and stored["dtype"] != "float16":
+        what = f"a run in {stored['dtype']} cannot go on in float16: it stored no scale of the loss"
+        raise UserError(what, "dtype=float16", "remove dtype")
+    if now["optimizer"] != stored["optimizer"]:
+        what = f"the stored state is of the optimizer {stored['optimizer']}"
+        fix = "remove it, or start a new run from these weights with --init_from=RUN"
+        raise UserError(what, f"optimizer={now['optimizer']}", fix)
 
 
 def keep_device(stored, given):

@@ -112,11 +112,12 @@ def test_a_run_of_another_machine_goes_on_with_the_device_there_is(
 
 def test_match_sets_the_width_of_the_mlp(start, tmp_path, capsys):
     """To one that tests/parts/test_costs.py finds right; the same command resumes the run."""
-    options = "--max_iters=1 --model=llama --multiple_of=8 --mlp=gelu --n_kv_head=1 --match=params"
-    start("run", options)
-    said = re.search(r"match params: mlp_width (\d+), [+-]0\.\d\d %", capsys.readouterr().out)
-    assert checkpoint.open_run(tmp_path / "run")[0].config.mlp_width == int(said[1])
-    start("run", f"{options} --init_from=resume --max_iters=2")
+    options = "--max_iters=1 --model=llama --multiple_of=8 --n_kv_head=1 --match=params"
+    for name, more in (("run", "--mlp=gelu"), ("readable", "")):  # both keys are LLaMA's own
+        start(name, f"{options} {more}")
+        said = re.search(r"match params: mlp_width (\d+), [+-]0\.\d\d %", capsys.readouterr().out)
+        assert checkpoint.open_run(tmp_path / name)[0].config.mlp_width == int(said[1])
+        start(name, f"{options} {more} --init_from=resume --max_iters=2")
 
 
 def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_path, data_dir):
@@ -130,9 +131,12 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
         said = message(resume, name, f"--max_iters=6 {more}")
         assert re.search(f"architecture.*{words}", said)
     assert "dtype=float16" in message(resume, "run", "--max_iters=6 --dtype=float16")
-    others = """model arch match init_from out_dir overwrite data_dir dataset allow_data_change
-        eval_interval log_interval log eval_only split parallel activation_checkpointing"""
-    assert {*settings.COURSE} == keys(settings.TrainConfig).keys() - {*others.split()}
+    assert "optimizer=muon" in message(resume, "run", "--max_iters=6 --optimizer=muon")
+    others = """model arch match optimizer init_from out_dir overwrite data_dir dataset
+        allow_data_change eval_interval log_interval log eval_only split parallel
+        activation_checkpointing"""
+    course = keys(settings.TrainConfig).keys() - {*others.split()}
+    assert {*settings.COURSE} == course | {*settings.DROPOUTS}
     other = f"--max_iters=6 --data_dir={tmp_path}"
     text = tmp_path / "other.txt"
     text.write_text("the king of rome shall speak no more\n" * 100)

@@ -323,7 +323,7 @@ def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, resume
     for split, text in (expected | {"train": "words: train loss "}).items():
         resume("run", f"--eval_only --split={split} --seed=5")  # which trains nothing
         printed = capsys.readouterr().out
-        assert text in printed and "warning" not in printed
+        assert text in printed and "warning" not in printed and "note" not in printed
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
     train.main(arguments(tmp_path / "data", out, "--eval_only"))
@@ -391,6 +391,11 @@ def test_main_returns_what_the_run_gave(data_dir, tmp_path, capsys):
     assert steps == [loss for _, loss in losses(tmp_path / "run")]
     before = (tmp_path / "run" / "log.jsonl").read_bytes()
     done = train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
-    assert done.status == 0 and done.folder == result.folder
+    assert done.status == 0 and done.folder == result.folder and done.rows == result.rows
     assert "nothing to do" in capsys.readouterr().out
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+
+    more = ["--init_from=resume", "--batch_size=2", "--max_iters=4"]
+    rows = train.main([*more, f"--out_dir={tmp_path / 'run'}"]).rows
+    tokens = [row["tokens"] for row in rows if "tokens" in row]
+    assert tokens == [64, 128, 192, 192 + 32]  # the first batches were of four samples
