@@ -20,6 +20,7 @@ if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -218,14 +219,17 @@ def print_verdicts(settings, config):
 
     tables = []
     notes = []
+    counts = Counter()  # {arm: the settings in which it ran and all runs of the base learned}
     for setting, groups in settings.items():
         where = f" in {setting or '(none)'}" if len(settings) > 1 else ""
         if config.base in groups and len(groups) > 1:
             groups = {config.base: groups[config.base]} | groups
             tables.append({arm + where: losses for arm, losses in groups.items()})
+            if math.inf not in groups[config.base]:
+                counts.update(groups.keys() - {config.base})
         else:
             notes.append(f"Left out, with nothing to compare: {', '.join(groups)}{where}.")
-    if not tables or len(tables) >= LEAST_SETTINGS:
+    if not tables or max(counts.values(), default=0) >= LEAST_SETTINGS:
         return print_settings(settings, config)
     if len(settings) > 1:
         notes.append(f"With {LEAST_SETTINGS} settings or more, a new one is predicted too.")

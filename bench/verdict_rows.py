@@ -150,7 +150,9 @@ def rows_of_cells(path, text):
                 what = f"{len(cells)} cells under {len(columns)} columns"
                 fix = "put a cell with a comma in quotes"
                 raise UserError(what, f"{path}:{reader.line_num}", fix)
-            yield reader.line_num, dict(zip(columns, cells, strict=False))
+            named = dict(zip(columns, cells, strict=False))
+            named.pop("", None)  # the index that pandas writes has no name
+            yield reader.line_num, named
     except csv.Error as error:
         where = f"{path}:{reader.line_num}"
         raise UserError(f"cannot read: {one_line(error)}", where, "correct this line") from None
@@ -189,7 +191,7 @@ def run_of_folder(path):
     elif (path / "log.jsonl").exists():
         lines = (path / "log.jsonl").read_bytes().split(b"\n")
         for _, _, row in files.json_lines(lines):  # a kill may cut a line short
-            if isinstance(row, dict) and row.get("step", 0) >= config["max_iters"]:
+            if isinstance(row, dict) and (row.get("step") or 0) >= config["max_iters"]:
                 for key in ("val_loss", "whole_val_loss"):
                     if row.get(key) is not None:
                         loss = row[key]

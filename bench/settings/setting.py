@@ -284,7 +284,10 @@ class Course:
             }
         stored = self.stored.get("arms", {})
         if stored.get(BASE) == arms[BASE]:
-            arms = stored | arms  # also those that this command leaves out
+            # Keep the arms that this command leaves out, and those whose new code has not run.
+            measured = {row["arm"] for row in self.rows.values()}
+            measured_arms = {name: arm for name, arm in arms.items() if name in measured}
+            arms = arms | stored | measured_arms
         base = self.arms[BASE].values
         content = {
             "setting": self.setting.name,

@@ -270,6 +270,20 @@ def test_arms_of_another_base_are_not_kept(tmp_path, monkeypatch):
         assert ("QK norm" in setting.stored_settings(course.folder)["arms"]) == kept
 
 
+def test_an_arm_of_new_code_takes_the_place_of_the_old_one_when_it_has_run(tmp_path, monkeypatch):
+    """A command that is stopped before leaves the measured worth as it is."""
+    run_all(course_of(tmp_path, monkeypatch, falling))
+    course = course_of(tmp_path, monkeypatch, falling)
+    before = course.stored["arms"]["QK norm"]
+    course.arms["QK norm"].code_hash = "new code"
+    course.recognise()
+    (job,) = course.next_jobs()
+    course.write()
+    assert setting.stored_settings(course.folder)["arms"]["QK norm"] == before
+    run_all(course)
+    assert setting.stored_settings(course.folder)["arms"]["QK norm"]["code_hash"] == "new code"
+
+
 def test_the_steps_of_an_arm_are_timed_once_for_each_code(tmp_path, monkeypatch, capsys):
     timed = []
 

@@ -230,6 +230,8 @@ def test_files_with_the_same_arms_and_seeds_replace_each_other_aloud(tmp_path, c
 
 def test_rows_without_a_column_of_seeds_are_runs(printed):
     rows = [f"{arm},{loss}" for arm in ("baseline", "mi\x0cne") for loss in BASE]  # ends no line
+    out = printed("\n".join([",arm,loss", *(f"{number},{row}" for number, row in enumerate(rows))]))
+    assert "differ in" not in out  # an index of pandas has no name
     out = printed("\n".join(["arm,loss", *rows]))
     assert "No column seed: each of the 10 rows counts as a run" in out
 
@@ -295,6 +297,17 @@ def test_two_settings_have_an_ordinary_table(printed):
     assert lines[2][-2:] == [f"{2 * alone:.2g}", "better"] and lines[4][4] == "0.44"
     assert "with nothing to compare: mine in c." in out
     assert "With 4 settings or more, a new one is predicted too." in out
+
+    # Settings in which the base diverged predict nothing, and take no verdict away.
+    diverged = [
+        f"{dataset},{arm},0,{loss}"
+        for dataset in "de"
+        for arm, loss in (("mine", 2), ("baseline", "nan"))
+    ]
+    assert lines[2] in [
+        re.split(r"\s{2,}", line)
+        for line in printed("\n".join(rows + diverged), "--setting_column=dataset").splitlines()
+    ]
 
 
 def test_run_folders(tmp_path):
