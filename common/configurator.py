@@ -125,7 +125,7 @@ def from_text(text, kind):
 
 
 def to_number(key, value, kinds, where):
-    """Convert a number to one of these types, int or float, if that changes no digit."""
+    """Convert a number to one of these types, int or float, if the conversion is exact."""
     try:
         number = float(value)
     except OverflowError:
@@ -231,7 +231,7 @@ def read_file(path, scope, known, renamed):
 
 @dataclass(frozen=True)
 class Given:
-    """Who said what: the keys that the user typed, and the keys of the config files."""
+    """Where each value came from: what the user typed, and what the config files say."""
 
     typed: dict = field(default_factory=dict)  # {key: value} of the command line alone
     in_files: dict = field(default_factory=dict)  # {key: value} that the config files assign

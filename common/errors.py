@@ -95,8 +95,8 @@ def folded(text, indent=2, stream=None):
 
 
 def tell(text, stream=None):
-    """Print a text to a stream (None: stderr). Returns the OSError of a stream that refuses it: its
-    reader has left, its disk is full, its terminal is closed. All that follows is then discarded,
+    """Print a text to a stream (None: stderr). Returns the OSError of a stream that cannot be
+    written: its pipe or terminal is closed, its disk is full. All that follows is then discarded,
     since Python would try again on exit, and print a traceback."""
     stream = stream or sys.stderr
     try:

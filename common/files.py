@@ -132,7 +132,9 @@ def remedy(error):
         return "choose a shorter name"
     if number == errno.ENOENT:
         return "make the folder again"
-    return "free the disk"
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free the disk"
+    return "check the disk"
 
 
 def sync(path):

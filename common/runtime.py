@@ -297,8 +297,8 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def note(self, number, frame):
-        """The handler. It prints nothing: where the reader of our output has left, as `tee` has
-        after Ctrl-C, an error in here would end the run wherever it is."""
+        """The handler. It prints nothing: if stdout is a closed pipe (Ctrl-C also ends `tee`), a
+        print in here would raise in the middle of a step."""
         now = time.monotonic()
         if self.noted_at is None:
             self.noted_at = now

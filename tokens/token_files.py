@@ -266,7 +266,7 @@ def similar_dataset(folder):
 
 def check_name(data_dir, name):
     """Raise UserError if a path is given where the name of a dataset belongs."""
-    folder, name_in_it = os.path.split(name)
+    folder, name_in_it = os.path.split(name.rstrip("/"))
     is_text = os.path.isfile(name)
     if (folder or is_text) and not is_prepared(Path(data_dir, name)):
         fix = f"give --data_dir={folder} --dataset={name_in_it}"

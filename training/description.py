@@ -101,12 +101,12 @@ def describe_training(run):
 
 
 def warn_of_epochs(run):
-    """Warn of a run that reads its text so often that it learns it by heart."""
+    """Warn of a run that reads its text so often that it memorizes it."""
     epochs = run.data.times_read(run.config.max_iters * run.step_samples)
     modules = run.model.modules()
     has_dropout = any(isinstance(module, torch.nn.Dropout) and module.p for module in modules)
     if epochs > EPOCHS and not has_dropout:
-        what = f"{epochs:,.0f} epochs without dropout: the model learns its text by heart"
+        what = f"{epochs:,.0f} epochs without dropout: the model memorizes its text"
         files.warn_once(f"{what}; take fewer --max_iters, or --dropout=0.2")
 
 

@@ -21,8 +21,8 @@ WRITTEN = ("config.json", "log.jsonl", "log.csv", "loss.png", "latest", "best") 
 IN_PLACE = ("lock", "ckpt", "tensorboard", "runs", "paper")  # what runs and sweeps write in place
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
 CSV_COLUMNS = """
-    step loss train_loss val_loss bits_per_byte lr grad_norm tokens seconds milliseconds
-    tokens_per_second mfu
+    step loss train_loss val_loss whole_val_loss bits_per_byte lr grad_norm tokens seconds
+    milliseconds tokens_per_second mfu
 """.split()  # noqa: SIM905
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys whose value is a list
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
@@ -56,7 +56,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         raise UserError("cannot write here", where, "choose another --out_dir")
     for path in (out_dir / name for name in IN_PLACE):
         if os.path.islink(path):
-            what = "this is a link, and behind it may be files of somebody else"
+            what = "this is a symlink, and a run does not write through one"
             raise UserError(what, path, "remove the link, or choose another --out_dir")
     if os.path.exists(out_dir / "lock"):  # False for a name that is too long
         lock_run(out_dir).close()
@@ -70,7 +70,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
                 raise UserError(what, path, "move it elsewhere, or choose another --out_dir")
     there = [out_dir / name for name in WRITTEN if os.path.lexists(out_dir / name)]
     if there and not steps and not has_our_config(out_dir):
-        what = "this is not from train.py, which may replace it"
+        what = "train.py did not write this file, and would overwrite it"
         raise UserError(what, there[0], "choose another --out_dir")
 
 
@@ -156,7 +156,7 @@ class Hold:
             files.warn_once(moved, "note")
             self.folder = Path(name)
         elif os.path.lexists(self.folder):
-            what = "the folder of this run is gone, and another one that has its name is left alone"
+            what = "the folder of this run was moved, and another one now has its name"
             raise Failure(what, f"out_dir={self.folder}", "start again with another --out_dir")
         else:
             files.warn_once(f"{self.folder} was removed: it is made again")

@@ -246,7 +246,8 @@ def print_results(run, speed):
     part = part_text(run.config.eval_tokens, run.data.splits["val"])
     print(f"\nbest validation loss {best:.4f}{units}{part}")
     seconds = run.state["seconds"]
-    print(f"at step {run.state['best_step']}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")
+    speeds = f", {speed:,.0f} tokens/s" if speed else ""  # none if it only evaluated
+    print(f"at step {run.state['best_step']}; {seconds:.0f} s of training{speeds}")
     for name, loss in list(yardsticks(run).items())[:1]:
         units = ""
         if run.data.meta["tokenizer"] != "char":

@@ -103,7 +103,7 @@ def new_run(config):
         step=0,
         step_tokens=64,
         saved_config=asdict(config),
-        state={},
+        state={"tokens": 0},
         saved=None,
         hold=None,
     )

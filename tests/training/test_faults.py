@@ -102,7 +102,9 @@ def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     for name in ("log.jsonl", "log.csv", "latest", "best"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text("mine")
-        assert re.search(f"not from train.py.*{name}/{name}", message(start, name, "--max_iters=1"))
+        assert re.search(
+            f"train.py did not write this.*{name}/{name}", message(start, name, "--max_iters=1")
+        )
     (tmp_path / "run/config.json").unlink()  # a folder with checkpoints is a run without it, too
     start("run", "--init_from=resume --max_iters=3")
     assert (tmp_path / "run/config.json").exists()
