@@ -18,8 +18,9 @@ Text in, token files out:
 
 Without --tokenizer, one text of your own is prepared in characters, documents and pairs in GPT-2's
 tokens, or, below a megabyte, in a small BPE that is trained on them. 1 to 5 % are for a test at
-the very end, the rest for training and validation (tokens/writing.py). The dataset is written under
-a temporary name and renamed when it is complete. Memory use does not grow with the text.
+the very end, the rest for training and validation (tokens/writing.py). The dataset appears when it
+is complete. A long text is streamed; memory grows only with the longest document or a .json file,
+and for a BPE with the number of different words.
 """
 
 import math
@@ -155,7 +156,8 @@ def check_request(name, config, folder):
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError("this is not a folder", folder, "move it, or choose another name")
     if config.vocab_size is not None and config.tokenizer != "bpe":
-        raise UserError("only bpe has a size to choose", "--vocab_size", "add --tokenizer=bpe")
+        what = "--vocab_size works only with --tokenizer=bpe"
+        raise UserError(what, f"--vocab_size={config.vocab_size}", "add --tokenizer=bpe")
     if config.input is not None:
         return
 
@@ -314,8 +316,8 @@ def sizes(meta, recipe, context):
     splits = [meta["splits"][split] for split in ("train", "val")]
     train = splits[0]
     most = min(context, *(entry["tokens"] - 1 for entry in splits))
-    samples = max(1, train["tokens"] // recipe.block_size)
     block_size = max(1, min(recipe.block_size, most))
+    samples = max(1, train["tokens"] // block_size)
     if "longest" in train:
         samples = train.get("preferences", train["pairs"])
         block_size = min(max(entry["longest"] for entry in splits) - 1, context, LARGEST_BLOCK)
@@ -331,8 +333,8 @@ def sizes(meta, recipe, context):
         epochs = steps * recipe.rows / samples
         if epochs > MOST_EPOCHS and recipe is SCRATCH:
             words.append("--dropout=0.1")
-            read = f"{epochs:.0f} times"
-            print(f"  NOTE: {steps} steps read this {read}; a model soon knows it by heart")
+            read = f"{steps} steps read this {epochs:.0f} times"
+            print(f"  NOTE: {read}; a model will soon memorize it")
     return words
 
 

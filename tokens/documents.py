@@ -9,10 +9,10 @@ is below it. The ending of a file says how it is read:
     .parquet           the same, through pyarrow
     any other          text in utf-8, one document: prose, source code, markdown
 
-.gz and .zst after these are unpacked on the way, the latter by pyarrow. Rows of prompts and answers
-are pairs or preferences (tokens/answers.py). A file given by its name must be readable; in a folder
-or a glob, files that are not text are left out, and the reason is printed. Memory grows only with
-the longest document, or with the largest .json file.
+.gz and .zst after these, but not after .parquet, are unpacked, the latter by pyarrow. Rows of
+prompts and answers are pairs or preferences (tokens/answers.py). A file given by its name must be
+readable; in a folder or a glob, files that are not text are left out, with the reason; but an error
+after a table's first 100 rows stops all. Memory grows only with the longest document or .json file.
 """
 
 import codecs
@@ -30,7 +30,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from common.errors import UserError, one_line
-from common.files import parse_json
+from common.files import parse_json, warn_once
 from tokens.answers import CHATS, COLUMNS, chat_pairs, is_chat, pair, preference, text_of
 from tokens.writing import Corpus, PairRows
 
@@ -168,21 +168,32 @@ def parquet_rows(path, columns):
 
 
 def csv_rows(path, file, delimiter):
-    """Yield (where it is, row as a dictionary) of a .csv or .tsv file. Raises UserError at a row
-    that has more or fewer cells than the header."""
+    """Yield (where it is, row as a dictionary) of a .csv or .tsv file. Raises UserError, with the
+    line at which the row begins, at one that cannot be read or does not fit the header."""
     csv.field_size_limit(sys.maxsize)
-    lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
-    header = next(rows, [])
-    line = rows.line_num + 1
-    for row in rows:
-        where = f"{path}:{line}"
-        if row and len(row) != len(header):
-            what = f"this row has {len(row)} cells where the header has {len(header)}"
-            raise UserError(what, where, "put a text with a comma, tab or quote in double quotes")
-        if row:  # else a blank line
-            yield where, dict(zip(header, row, strict=True))
-        line = rows.line_num + 1  # a quoted text may have several lines
+    header = []
+    line = 1  # at which a row begins; a quoted text may have several
+    fix = "put a text with a comma, tab or quote in double quotes"
+    try:
+        for row in rows:
+            where = f"{path}:{line}"
+            line = rows.line_num + 1
+            if re.search("[\udc80-\udcff]", "".join(row)):
+                raise UserError("the text is not utf-8", where, "save it as utf-8")
+            if not header:
+                header = row
+                twice = [name for name in row if name and row.count(name) > 1]
+                if twice:
+                    raise UserError(f"two columns are called {twice[0]}", where, "rename one")
+            elif row and len(row) != len(header):
+                what = f"this row has {len(row)} cells where the header has {len(header)}"
+                raise UserError(what, where, fix)
+            elif row:  # else a blank line
+                yield where, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise UserError(f"a row cannot be read: {error}", f"{path}:{line}", fix) from None
 
 
 def json_rows(path, file):
@@ -190,7 +201,13 @@ def json_rows(path, file):
     object that holds one array, which is no conversation. Another object is a row itself, as one
     with texts among other things is: a tokenizer's tokens and a package's keywords are no rows."""
     lines = [file.readline(), file.readline()]
-    if lines[1].strip() and is_object(lines[0]):
+    while lines[-1].isspace():
+        lines.append(file.readline())
+    try:
+        has_lines = lines[-1] and isinstance(parse_json(lines[0]), dict)
+    except ValueError:
+        has_lines = False
+    if has_lines:
         yield from numbered(path, chain(lines, file))
         return
     rows = parse_json(b"".join([*lines, file.read()]))
@@ -203,14 +220,6 @@ def json_rows(path, file):
         raise ValueError(f"a {type(rows).__name__}, not an array of objects")
     for number, row in enumerate(rows, 1):
         yield f"{path}, row {number:,}", {"text": row} if isinstance(row, str) else row
-
-
-def is_object(line):
-    """Whether a line is a whole object of JSON."""
-    try:
-        return isinstance(parse_json(line), dict)
-    except ValueError:
-        return False
 
 
 def numbered(path, lines):
@@ -247,10 +256,10 @@ def rows_of(path, columns=None):
                 raise ValueError(f"a {type(row).__name__}, not an object")
             if row:
                 yield where, row
-    except (ValueError, OSError, csv.Error) as error:  # OSError: of pyarrow
+    except (ValueError, OSError) as error:  # OSError: of pyarrow
         flaw = getattr(error, "msg", None) or one_line(error)
         what = f"this cannot be read as {kind}: {flaw}"
-        raise UserError(what, where, "mend it, or leave the file out") from None
+        raise UserError(what, where, "fix this row, or leave the file out") from None
 
 
 def shape_of(path, field):
@@ -258,13 +267,11 @@ def shape_of(path, field):
     table "text", "chat" (these two in a column), "pairs" or "preferences". Raises UserError for
     what cannot be read, as far as the beginning of the file tells."""
     kind = ending(path)[0]
-    head = b""
     if kind != ".parquet":
         with opened(path) as file:
-            head = file.read(HEAD)
-    if b"\0" in head:
-        what = "the file is binary, UTF-16 or UTF-32, not utf-8 text"
-        raise UserError(what, path, "save it as utf-8, or leave it out")
+            if b"\0" in file.read(HEAD):
+                what = "the file is binary, UTF-16 or UTF-32, not utf-8 text"
+                raise UserError(what, path, "save it as utf-8, or leave it out")
     if kind in TABLES:
         return shape_of_table(path, field)
     return "file", None
@@ -284,17 +291,20 @@ def shape_of_table(path, field):
     wanted = field or "text"
     if is_chat(first.get(wanted)):
         return "chat", wanted
+    answers = [("chat", column) for column in CHATS if is_chat(first.get(column)) and not field]
+    if not field and first.keys() >= {"chosen", "rejected"}:
+        answers.insert(0, ("preferences", None))
+    elif not field and first.keys() >= {"prompt", "answer"}:
+        answers.append(("pairs", None))
+    if answers and first.get(wanted) is None:
+        return answers[0]
     if wanted in first:
         if first[wanted] is not None:
             text_of(first, wanted, path, "choose a --field")
+        if answers:
+            what = "the column text is learned, and the answers beside it are not"
+            warn_once(f"{what}: to learn these, remove the column ({path})", "note", "answers")
         return "text", wanted
-    if not field and first.keys() >= {"chosen", "rejected"}:
-        return "preferences", None
-    for column in CHATS:
-        if not field and is_chat(first.get(column)):
-            return "chat", column
-    if not field and first.keys() >= {"prompt", "answer"}:
-        return "pairs", None
     what = f"there is no field {wanted} among: {', '.join(map(str, islice(first, 20)))}"
     fix = "choose one with --field=NAME, or rename two columns to prompt and answer"
     raise UserError(what, path, fix)
@@ -338,9 +348,7 @@ def open_input(spec, field=None):
 
 def common_kind(spec, shapes):
     """What all files hold: "text", "pairs" or "preferences". Raises UserError if they differ."""
-    examples = {}  # of each kind a file
-    for path, (kind, _) in shapes.items():
-        examples[HOLDS.get(kind, kind)] = path
+    examples = {HOLDS.get(kind, kind): path for path, (kind, _) in shapes.items()}
     if len(examples) > 1:
         what = ", ".join(f"{path} holds {kind}" for kind, path in examples.items())
         raise UserError(what, f"--input={spec}", "prepare them as datasets of their own")

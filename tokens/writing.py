@@ -283,6 +283,9 @@ def write_parts(parts, tokenizer, folder, documents, size, source):
     for split in ("train", "val"):
         if not entries.get(split, {}).get("tokens"):
             raise UserError(f"there is no text for the {split} split", source, "give more text")
+    if "test" in entries and not entries["test"]["tokens"]:  # only what the tokenizer drops
+        del entries["test"]
+        (folder / "test.bin").unlink()
     if documents:
         for split, entry in entries.items():
             entry["documents"] = files[split].pieces

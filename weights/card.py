@@ -48,10 +48,10 @@ BEGINNINGS = {  # init_from
 }
 
 
-def model_card(name, architecture, parameters, trained, state):
+def model_card(name, architecture, parameters, vocab_size, trained, state):
     """The text of README.md for an exported folder. name: of the folder. architecture: the class in
-    transformers. parameters: their number. trained: the configuration of the run. state: of its
-    checkpoint."""
+    transformers. parameters: their number. vocab_size: of the tokenizer. trained: the configuration
+    of the run. state: of its checkpoint."""
     start = trained["init_from"]
     repo = hub_name(start)
     return CARD.format(
@@ -61,7 +61,7 @@ def model_card(name, architecture, parameters, trained, state):
         base_model=f"base_model: {json.dumps(repo)}\n" if repo else "",
         base=BEGINNINGS.get(start) or repo or printable(Path(start).name),
         dataset=printable(trained["dataset"]),
-        vocab_size=trained["vocab_size"],
+        vocab_size=vocab_size,
         fingerprint=state["data"],
         block_size=trained["block_size"],
         new_tokens=min(100, trained["block_size"] // 2),  # which its positions have room for

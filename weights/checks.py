@@ -36,9 +36,12 @@ RUN_KEYS = """
 
 
 def check_folder(folder, where):
-    """Raise UserError unless this is a folder, and not one checkpoint of a run."""
+    """Raise UserError unless this is a folder, and neither a dataset nor one checkpoint."""
     if not folder.is_dir():
         raise UserError("this is not a folder", where, "give the folder it is in")
+    if (folder / "meta.json").is_file() and (folder / "train.bin").is_file():
+        fix = "give the run that was trained on it"
+        raise UserError("this is a dataset, not a model or a run", where, fix)
     if folder.absolute().parent.name == "ckpt":
         fix = f"name its run, {folder.parent.parent}"
         raise UserError("this is a checkpoint of a run", where, fix)

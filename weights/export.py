@@ -186,9 +186,9 @@ def write_folder(folder, config, tensors, tokenizer, card=""):
     if stops:
         about["eos_token"] = tokenizer.decode([tokenizer.end])
     data = tokenizer.to_json()
-    if data.get("chat"):
+    if data.get("chat"):  # its template may ask whether there is a bos_token
         about["chat_template"] = data["chat"]["template"]
-        about |= {key: text for key, text in data["chat"].items() if text and key != "template"}
+        about |= {key: data["chat"][key] or None for key in ("bos_token", "eos_token")}
     contents = {
         "config": config,
         "tokenizer_config": about,
@@ -239,7 +239,7 @@ def export_run(out_dir, checkpoint, dest, write=write_folder, kinds=tuple(FAMILI
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
     name = theirs["architectures"][0]
     count = sum(tensor.numel() for tensor in tensors.values())
-    card = model_card(dest.name, name, count, trained, state)
+    card = model_card(dest.name, name, count, tokenizer.vocab_size, trained, state)
     write_atomically(dest, write, theirs, tensors, tokenizer, card)
     about = f"the model after {state['step']} steps, as {name}, {count:,} parameters"
     print(printable(f"{dest}: {about}"))

@@ -42,6 +42,7 @@ FETCHED = ["model*.safetensors", INDEX, ADAPTERS[0], *TOKENIZER]
 WRAPPERS = re.compile(r"\b(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+IN_ROPE = ("rope_type", "factor")  # they count only inside the rope's keys
 NULLABLE = ("sliding_window", "num_key_value_heads", "final_logit_softcapping")  # null: not absent
 DEFAULTS = {field.name: field.default for field in fields(VariantConfig)}
 DAMAGED = "download the file again"
@@ -63,12 +64,14 @@ def understand(config, where):
     given = flat(family, config, where)
     c = family.absent | given
     values = dict(family.slots)
+    rope = f"{'rope_scaling' if config.get('rope_scaling') else 'rope_parameters'} of {where}"
     for ours, key in family.keys.items():
-        value = typed(c, key, where)
+        place = rope if key.name in IN_ROPE else where
+        value = typed(c, key, place)
         c[key.name] = value
         if key.words:
             words = {theirs: word for word, group in key.words.items() for theirs in group}
-            check_expressible(c, key.name, tuple(words), where)
+            check_expressible(c, key.name, tuple(words), place)
             value = words[value]
         values[ours] = DEFAULTS[ours] if value is None else value
     for key, fitting in (family.fixed | {"quantization_config": None}).items():
@@ -81,7 +84,7 @@ def understand(config, where):
         values["head_dim"] = None  # the usual width
     if "rope_scaling" in values:
         if values["rope_scaling"] != "none" and "factor" not in given:
-            raise UserError("factor is missing", where, NO_CONFIG)
+            raise UserError("factor is missing", rope, NO_CONFIG)
         # As in transformers: the original context defaults to the model's context.
         values["rope_original"] = c[ROPE_NUMBERS["rope_original"]] or values["block_size"]
         for number in ROPE_NUMBERS.keys() - ROPE_READS.get(values["rope_scaling"], set()):
@@ -92,16 +95,18 @@ def understand(config, where):
 def typed(c, key, where):
     """The value of a Key, or its default. Raises UserError if it has the wrong type or range."""
     required = isinstance(key.default, type)
-    default = None if required else key.default
+    value = c.get(key.name, None if required else key.default)
+    if value is None:
+        if required:
+            raise UserError(f"{key.name} is missing", where, NO_CONFIG)
+        return None
     kind = PositiveInt
-    if isinstance(default, float):
+    if isinstance(key.default, float):
         kind = PositiveFloat
-    elif isinstance(default, bool | str):
-        kind = type(default)
-    if not required:
-        kind = kind | None
+    elif isinstance(key.default, bool | str):
+        kind = type(key.default)
     try:
-        return check(key.name, c.get(key.name, default), kind, where)
+        return check(key.name, value, kind, where)
     except UserError as error:
         raise UserError(one_line(error.parts[0]), where, NO_CONFIG) from None
 
@@ -130,14 +135,10 @@ def flat(family, config, where):
         rope = {"rope_type": rope.get("type")} | rope
     rope = {family.in_rope.get(key, key): value for key, value in rope.items()}
 
-    # rope_type and factor count only inside the rope's keys; the original context of the top level
-    # has priority over the rope's.
-    outside = [key for key in config if key not in ("rope_type", "factor")]
-    top = {family.older.get(key, key): config[key] for key in outside}
+    top = {family.older.get(key, key): config[key] for key in config if key not in IN_ROPE}
     merged = top | rope
-    original = ROPE_NUMBERS["rope_original"]
-    if top.get(original):
-        merged[original] = top[original]
+    original = ROPE_NUMBERS["rope_original"]  # that of the top level has priority
+    merged[original] = top.get(original) or merged.get(original)
     return {key: value for key, value in merged.items() if value is not None or key in NULLABLE}
 
 
@@ -188,8 +189,7 @@ def to_ours(config, tensors, where="config.json"):
 
 
 def split(family, values, stored, where):
-    """{our name: tensor} from their tensors. Raises UserError if one is missing, has another shape,
-    or has no place in our model."""
+    """{our name: tensor} from their tensors. Raises UserError if one is missing or does not fit."""
     left = with_prefix(family, stored)
     names = {ours[0]: theirs for theirs, ours, _ in family.names}
     wte = f"{names['wte']}.weight"
@@ -292,9 +292,8 @@ def find(name, key="init_from"):
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
     if not name or not os.path.exists(path):  # False for a name that is too long
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)):
-            fix = f"give {', '.join(HUB)}, a folder, or owner/name of the hub"
-            if key.endswith("tokenizer"):
-                fix = fix.replace("give ", "give char, byte, bpe, ")
+            own = "char, byte, bpe, " if key.endswith("tokenizer") else ""
+            fix = f"give {own}{', '.join(HUB)}, a folder, or owner/name of the hub"
             if runs := checkpoint.runs_beside(name):
                 fix = f"{fix}; runs: {runs}"
             raise UserError("no such folder", f"{key}={name}", fix)

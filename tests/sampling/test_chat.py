@@ -131,3 +131,8 @@ def test_several_templates_by_name(tmp_path):
     (source / "tokenizer_config.json").write_text(json.dumps(about))
     chat = hf.load_tokenizer(str(source)).chat
     assert chat == {"template": TEMPLATE, "bos_token": "<s>", "eos_token": "</s>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(about | {"bos_token": None}))
+    tokenizer = hf.load_tokenizer(str(source))
+    config = {"model_type": "llama", "max_position_embeddings": 8}
+    export.write_folder(tmp_path / "out", config, {"x": torch.zeros(1)}, tokenizer)
+    assert hf.load_tokenizer(str(tmp_path / "out")).chat == chat | {"bos_token": ""}

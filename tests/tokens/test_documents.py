@@ -134,9 +134,13 @@ def test_text_needs_no_package(tree, monkeypatch):
             open_input(name)
 
 
-def test_what_the_rows_hold_decides():
-    write("a.jsonl", jsonl([{"text": "a", "prompt": "b", "answer": "c"}]))
-    assert texts_in("a.jsonl") == ["a"]
+def test_what_the_rows_hold_decides(capsys):
+    rows = [{"text": "a", "prompt": "b", "answer": "c"}]
+    write("a.jsonl", jsonl(rows))
+    assert texts_in("a.jsonl", "text") == ["a"] and not capsys.readouterr().err
+    assert texts_in("a.jsonl") == ["a"] and "answers beside it are not" in capsys.readouterr().err
+    write("a.jsonl", jsonl([rows[0] | {"text": None}]))
+    assert [pairs for _, pairs in open_input("a.jsonl").rows()] == [[("b", "c")]]
     write("a.csv", "\ufefftext\na\n")  # as Excel writes it
     assert texts_in("a.csv") == ["a"]
 
@@ -148,6 +152,7 @@ LABELLED = [{"text": "one", "label": 1, "score": 0.5}, {"text": "two", "label": 
     "content",
     [
         jsonl(LABELLED),  # as Dataset.to_json of the hub writes it
+        jsonl(LABELLED).replace("\n", "\n \n"),
         "\ufeff" + jsonl(LABELLED),
         json.dumps(LABELLED),
         json.dumps({"version": "1", "data": LABELLED}, indent=1),
@@ -230,7 +235,10 @@ CUT = gzip.compress(random.Random(0).randbytes(999), mtime=0)[:500]
         ("a.txt", " \n\n", "blank, or one character alone (a.txt)"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "too few rows"),
         ("a.json", '[\n{"text": "a"},\n{"text":', "Expecting value (a.json)"),
-        ("a.csv", 'text\n"never closed\n' * 3, "cannot be read as csv"),
+        ("a.csv", 'text\n"never closed\n' * 3, "a row cannot be read"),
+        ("a.csv", 'id,text\n1,"a\nb"\n2,"c" d\n', "expected after '\"' (a.csv:4)"),
+        ("a.csv", b"text\n" + b"fine\r" * 9 + b"caf\xe9\rfine\r", "is not utf-8 (a.csv:11)"),
+        ("a.csv", "text,text\na,b\n", "two columns are called text (a.csv:1)"),
         ("a.parquet", b"PAR1 no parquet", "cannot be read as parquet"),
         ("a.jsonl.zst", b"no zstd", "(a.jsonl.zst)"),
         ("a.txt.gz", CUT, "the file is damaged: Compressed file"),

@@ -351,6 +351,7 @@ def meta_of(**train):
         ({"tokens": 10**6}, "gpt2", ["config/finetune_shakespeare.py", "--init_from=gpt2"]),
         ({"tokens": 10**6}, "run", ["--init_from=run", "--block_size=32"]),
         ({"tokens": 4096}, "me/model", ["--block_size=408", "--max_iters=20"]),
+        ({"tokens": 600}, "me/model", ["--block_size=59", "--max_iters=20"]),
         (
             {"tokens": 999, "pairs": 32, "preferences": 16, "longest": 50},
             "run",

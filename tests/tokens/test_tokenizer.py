@@ -94,6 +94,7 @@ def test_ids_and_starts():
 @pytest.mark.parametrize("letter", ["é", "🙂", "A", "Å", "\udc80"])
 def test_an_unknown_character_is_shown_among_its_neighbours(letter):
     words = message(CharTokenizer("\nabc").encode, "ab" * 30 + letter + "c" * 30)
+    assert "documents need it" in message(CharTokenizer("ab").encode, "ab\n\n")
     around = "ab" * 10 + letter + "c" * 19
     assert f"{letter!r} is not" in words and f"(in {around!r})" in words and r"'\nabc'" in words
 

@@ -118,9 +118,12 @@ def test_a_dest_that_appears_meanwhile_stays(tmp_path):
 
 def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path, monkeypatch):
     """It is read by Hugging Face's own library, which refuses a card without its first block."""
+    model, tokenizer, trained, state = open_run(runs / "gpt2")
+    padded = trained | {"vocab_size": 999}  # the model's, which may have no token for some ids
+    monkeypatch.setattr(export, "open_run", lambda *_: (model, tokenizer, padded, state))
     main([f"--out_dir={runs / 'gpt2'}", f"--dest={tmp_path / 'hf'}"])
     card = huggingface_hub.ModelCard.load(tmp_path / "hf/README.md")
-    _, _, trained, state = open_run(runs / "gpt2")
+    assert f"chars, {tokenizer.vocab_size} different tokens" in card.text
     assert card.data.license == "unknown" and card.data.base_model is None
     for words in ("GPT2LMHeadModel", "chars", "scratch", f"{state['best_val_loss']:.4f}", "icence"):
         assert words in card.text, words
@@ -128,7 +131,7 @@ def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], {})
     trained_on = state | {"step": state["step"] + 1}
-    later = model_card("x", "GPT2LMHeadModel", 1, trained, trained_on)
+    later = model_card("x", "GPT2LMHeadModel", 1, 9, trained, trained_on)
     assert "not known at this step" in later and "--checkpoint=best" in later
 
     for start, base in {
@@ -138,6 +141,6 @@ def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path, monkeypatch):
         "resume": None,
     }.items():
         state["best_val_loss"] = None
-        text = model_card("x", "GPT2LMHeadModel", 1, trained | {"init_from": start}, state)
+        text = model_card("x", "GPT2LMHeadModel", 1, 9, trained | {"init_from": start}, state)
         assert huggingface_hub.ModelCard(text).data.base_model == base
         assert "scratch" not in text and str(tmp_path.parent) not in text

@@ -139,8 +139,9 @@ REFUSED = {  # {model_type: [(key, value, what the message names instead of the 
         ("intermediate_size", 10**18, "no model has these sizes"),
         ("rope_parameters", {"full_attention": {"rope_theta": 5.0}}, "full_attention"),
         ("rope_parameters", THETA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        ("rope_scaling", "dynamic", "rope_type='dynamic'"),
-        ("rope_scaling", {"type": "linear"}, "factor is missing"),
+        ("hidden_size", None, "hidden_size is missing"),
+        ("rope_scaling", "dynamic", "rope_type='dynamic' (rope_scaling of config.json)"),
+        ("rope_scaling", {"type": "linear"}, "factor is missing (rope_scaling"),
         ("rope_scaling", {"type": "linear", "factor": "x"}, "factor must be float"),
         ("rope_parameters", {"rope_type": "yarn", "factor": 2.0, "beta_fast": 16}, "beta_fast=16"),
     ],
@@ -285,6 +286,9 @@ def test_names_that_ask_no_network(saved, tmp_path, monkeypatch):
         assert "gpt2-medium" in message and f"init_from={name}" in message
     (tmp_path / "weights.safetensors").write_bytes(b"")
     assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
+    for name in ("meta.json", "train.bin"):
+        (tmp_path / name).touch()
+    assert "a dataset, not a model" in refused(hf.load_tokenizer, str(tmp_path), "--tokenizer")
     shutil.copytree(saved / "single", "gpt2")  # a folder comes first, as in transformers
     assert load_pretrained("gpt2")[0] == "llama"
     assert "tokenizer.json): write it with transformers" in refused(hf.load_tokenizer, "gpt2")

@@ -138,6 +138,23 @@ def test_tokens_that_are_no_character(made):
         assert len(streamed(ours, ids)) > 9
 
 
+def test_an_answer_may_begin_with_a_line_end(made):
+    """Where two line ends are one token, and a text begins with a blank."""
+    content = json.loads((made["mistral"] / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    vocab |= {"\n": len(vocab), "\n\n": len(vocab) + 1}
+    content["model"]["merges"].append(["\n", "\n"])
+    ours = tokenizer_from_json({"kind": "model", "tokenizer": content})
+    assert ours.decode([*ours.encode("king"), *ours.encode_rest("\nRome")]) == "king\nRome"
+
+
+def test_a_test_split_without_tokens_is_left_out(made, tmp_path):
+    path = write(tmp_path / "a.txt", "the king of Rome " * 50 + "\n" * 60)
+    prepare("x", path, str(made["wordpiece"]), str(tmp_path))
+    assert [*load_meta(tmp_path / "x")["splits"]] == ["train", "val"]
+    assert not (tmp_path / "x" / "test.bin").exists()
+
+
 def test_documents_pairs_and_preferences_end_with_it(model, tmp_path, capsys):
     bos = [] if model.bos is None else [model.bos]
     end = model.stops[0]
