@@ -250,8 +250,7 @@ def train_step(run):
 
 
 def update_weights(run, lr):
-    """Clip the gradients, and let the optimizers update the weights. Returns (gradient norm before
-    clipping, whether the step was skipped).
+    """Clip the gradients, and update the weights. Returns (gradient norm before clipping, skipped).
 
     If a float16 loss was scaled too much, its gradients overflow. Then every optimizer skips the
     step, even one whose own gradients are finite, and the scale is halved. Only float16 waits here
