@@ -138,10 +138,11 @@ class Page:
             if folder in sections and not sections[folder].facts.above_trigrams:
                 self.sweeps.append(Sweep(base, name, sections[folder]))
 
-        columns, self.worths = worths.table(planned)
+        columns, found = worths.table(planned)
         self.columns = pd.DataFrame(columns)  # of the parts that the page shows
         self.columns = self.columns[self.columns["part"].isin(config["parts"])]
-        self.worths += worths.table(planned, held_out=True)[1]
+        found += worths.table(planned, held_out=True)[1]
+        self.worths = [worth for worth in found if worth.part in config["parts"]]
         self.n_settings = len(set(self.columns["setting"]))
         fitted = {found.part: found for found in effects.fit(self.columns)}
         self.levels = None  # of the factors, once the settings can tell them apart
