@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from common import configurator
 from common.runtime import find_device, seed_for, set_up
 from sampling.prompts import chat_prompt, fit, note, read_prompts, show, show_cut, shown
-from sampling.reader import Reader, ragged
+from sampling.reader import Reader, most_positions, note_context, ragged
 from sampling.settings import OF_TEXT, RENAMED, SampleConfig, refuse_idle
 from sampling.text import Sample
 from weights.checkpoint import find, open_run
@@ -268,25 +268,12 @@ def fit_prompts(model, tokenizer, texts, config):
         ids = tokenizer.encode_prompt(prompt).tolist()
         found += [tokenizer.special[i] for i in ids if i in tokenizer.special]
     if found and not config.chat:
-        note(f"{len(found)} special tokens in the prompt: {' '.join(dict.fromkeys(found))}")
-
-    context = config.context or model.config.block_size
-    longest = max(len(tokenizer.prompt(prompt)) for prompt in prompts) + config.max_new_tokens
-    if config.num_samples and longest > context:
-        reason = "--context looks further back"
-        if context == most_positions(model):
-            reason = f"it has positions for {context} only"
-        least = context + 1 - max(1, context // 2)  # the Reader drops half a context at a time
-        note(f"after {context} tokens the model sees only the last {least} to {context} ({reason})")
+        note(f"special tokens in the prompt ({len(found)}): {' '.join(dict.fromkeys(found))}")
+    if not config.converses():  # then the messages count
+        note_context(model, tokenizer, prompts, config)
     if not all(prompts):
         note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
     return prompts
-
-
-def most_positions(model):
-    """How many tokens a model with learned positions has positions for; None for any number."""
-    learned = hasattr(model, "wpe") and getattr(model.config, "position", "learned") == "learned"
-    return model.config.block_size if learned else None
 
 
 def check_context(model, context):
@@ -353,24 +340,30 @@ def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
 def converse(opened, config):
     """Talk with a model on the terminal, a message a line, until the input ends (Ctrl-D)."""
     messages = []
+    noted = False
     while True:
         try:
             text = input("" if config.jsonl else "> ")
         except EOFError:
             return
+        except UnicodeDecodeError:
+            raise UserError("this message is not utf-8", "stdin", "write it as utf-8") from None
         text = fit(opened.tokenizer, text, "", config.skip_unknown)
         messages.append({"role": "user", "content": text})
         prompt = chat_prompt(opened.tokenizer, messages)
+        noted = noted or note_context(opened.model, opened.tokenizer, [prompt], config)
         sample = write_all(opened._replace(prompts=[prompt]), config)
         messages.append({"role": "assistant", "content": sample.text})
 
 
-def build_config(values):
+def build_config(values, talks=False):
     """The SampleConfig with these values: one sample at temperature 0, where all are the same; one
-    answer in a chat."""
+    answer in a chat. talks: whether the command holds conversations."""
     if values.get("chat"):
         values = {"num_samples": 1} | values
     config = configurator.build(SampleConfig, values)
+    if config.converses() and not talks:
+        raise UserError("this command holds no conversation", "--chat", "give --start=TEXT")
     if config.temperature == 0 and config.num_samples > 1:
         note(f"temperature 0 always writes the same: one sample, not {config.num_samples}")
         config.num_samples = 1
@@ -386,7 +379,9 @@ def main(argv):
             words = ["python", "sample.py", *given.texts.values(), f"--out_dir={word}"]
             fix = f"run `{shlex.join(words)}`"
         raise UserError(f"cannot read {word}", "command line", fix)
-    config = build_config(given.values)
+    config = build_config(given.values, talks=True)
+    if config.converses():
+        refuse_idle(given.typed, ["num_samples"])
     texts = read_prompts(config.start, config.prompts)  # first, so that a mistake shows at once
     device, dtype = choose_device(config)
     resumes = config.init_from == "resume"
@@ -396,7 +391,7 @@ def main(argv):
     if resumes:
         find(name, config.checkpoint)  # raises UserError if this is no run
     opened = open_model(name, texts, config, device, dtype)
-    if config.chat and not config.start and not config.prompts:
+    if config.converses():
         config.num_samples = 1
         converse(opened, config)
     else:

@@ -89,7 +89,7 @@ def check_picture(path, writers):
     """Raise UserError unless a PNG can be written to `path`, over none but what `writers` drew."""
     path = Path(path)
     if path.suffix != ".png" or not path.parent.is_dir():
-        raise UserError("no folder, or no PNG", f"out={path}", "name a PNG in a folder that exists")
+        raise UserError("out must be a .png in a folder that exists", f"out={path}", "change it")
     head = path.read_bytes()[:4096] if path.is_file() else b""
     if os.path.lexists(path) and not any(writer.encode() in head for writer in writers):
         fix = "move it away, or choose another name with --out=NAME.png"

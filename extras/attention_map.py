@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from common.configurator import NonNegativeInt, PathName, build, load
 from common.files import check_picture, write
+from parts.attn_extra import Extra, ValueEmbed, ValueResidual
 from parts.part import ShortConv
 from sample import check_context, choose_device, open_weights
 from sampling.fast import make_fast
@@ -44,11 +45,19 @@ class MapConfig:
 
 def has_map(attn):
     """Whether a mixer's output is a mean of the values that its matrix wv makes."""
-    changed = ("sinks", "share", "value_table", "gate")
     plain = hasattr(attn, "n_head") and hasattr(attn, "wv") and not getattr(attn, "normed", False)
     plain = plain and not isinstance(getattr(attn, "conv_v", None), ShortConv)
-    plain = plain and "xsa" not in getattr(attn, "extras", ())
-    return plain and all(getattr(attn, name, None) is None for name in changed)
+    return plain and not any(changes(extra) for extra in getattr(attn, "extras", {}).values())
+
+
+def changes(extra):
+    """Whether an addition to attention changes its values, scores or output in its layer."""
+    if type(extra) is ValueResidual:
+        return not extra.first
+    if type(extra) is ValueEmbed:
+        return extra.adds
+    hooks = ("values", "scores", "output")
+    return any(getattr(type(extra), hook) is not getattr(Extra, hook) for hook in hooks)
 
 
 @torch.inference_mode()

@@ -54,7 +54,8 @@ def split_keys(argv):
     config = build(ClusterConfig, given)
     if (config.engine is None) == (config.emit is None):
         fix = "give --engine=ray or --emit=slurm; without either, use bench/ablate.py"
-        raise UserError("which cluster?", "engine, emit", fix)
+        what = "two engines are given" if config.engine else "no engine is given"
+        raise UserError(what, "engine, emit", fix)
     return config, rest
 
 
@@ -160,7 +161,7 @@ def emit(sweep, options):
 def write_slurm(jobs, sweep, options):
     """Write OUT/commands.txt, one run per line, and OUT/slurm.sh, an array job with a task per
     line, which uses the Python (of a virtual environment) that runs now. options: more of
-    sbatch's. Returns the path of the script."""
+    sbatch's, written as they were typed. Returns the path of the script."""
     lines = []
     for job in jobs:
         runs.make_ready(job)
@@ -173,16 +174,17 @@ def write_slurm(jobs, sweep, options):
     python = shlex.quote(str(Path(sys.executable).parent))
     text = [
         "#!/bin/bash",
-        f"#SBATCH --job-name={sweep.out.name}",
+        f"#SBATCH --job-name={shlex.quote(sweep.out.name)}",
         f"#SBATCH --array=0-{len(jobs) - 1}",
         f"#SBATCH --cpus-per-task={threads_of(sweep)}",
         "#SBATCH --signal=B:TERM@60",
         "#SBATCH --requeue",
-        f"#SBATCH --output={sweep.out}/slurm-%a.txt",
+        f"#SBATCH --output={shlex.quote(f'{sweep.out}/slurm-%a.txt')}",
     ]
     if sweep.machine.device_kind == "cuda":
         text.append("#SBATCH --gres=gpu:1")
-    text += [f"#SBATCH {option}" for option in shlex.split(options)]
+    if options:
+        text.append(f"#SBATCH {options}")
     text += [
         f"export PATH={python}:$PATH",
         f"export OMP_NUM_THREADS={threads_of(sweep)}",

@@ -71,7 +71,7 @@ def read_run(folder, name):
     """The Run in a folder. Raises UserError if there is none."""
     folder = Path(folder)
     fix = "leave it out, or train there first"
-    if not (folder / "config.json").exists():
+    if not (folder / "config.json").exists() or not (folder / "ckpt").is_dir():
         if runs := checkpoint.runs_beside(folder):
             fix = f"name {runs}"
         raise UserError("no run here", folder, fix)
@@ -206,13 +206,14 @@ def figure_of(runs, measure):
     late = [curve[curve["step"] >= EARLY * curve["step"].max()] for curve in curves]
     top = pd.concat(late)[measure].max()
     for axes, (column, label) in zip(figure.subplots(1, len(AXES)), AXES.items(), strict=True):
-        for made, curve in zip(runs, curves, strict=True):
-            axes.plot(curve[column], curve[measure], ".-", label=printable(made.name, figure=True))
+        for curve in curves:
+            axes.plot(curve[column], curve[measure], ".-")
         axes.set(xlabel=label, ylabel=MEASURES[measure])
         axes.grid(alpha=0.3)
         if math.isfinite(top):
             axes.set_ylim(top=top * 1.02)
-    figure.axes[-1].legend(loc="upper right")
+    names = [printable(made.name, figure=True) for made in runs]
+    axes.legend(axes.lines, names, loc="upper right")  # a label of a line may not begin with _
     return figure
 
 

@@ -93,7 +93,7 @@ def open_mixture(config, runtime, shares):
     """The Mixture of a TrainConfig and a MixConfig."""
     names = [name.strip() for name in config.dataset.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        what = "this names no dataset, or one twice"
+        what = "a dataset is empty or repeated"
         raise UserError(what, f"dataset={config.dataset}", "write --dataset=a,b,c")
     given = read_weights(shares.data_weights, names)
     folders = [Path(config.data_dir) / name for name in names]

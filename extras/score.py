@@ -87,17 +87,19 @@ def score_text(model, tokenizer, text, context=None, where="text"):
     }
 
 
-def print_scores(rows, same_tokenizer=True):
+def print_scores(rows, same_tokenizer=True, same_text=True):
     """Print the scores of a text, one for each model."""
     width = max(len(printable(row["model"])) for row in rows)
     print(f"{'':{width}}    tokens  nats/token  perplexity  bits/byte")
     for row in rows:
         numbers = f"{row['tokens']:>10,}{row['nats_per_token']:>12.4f}{row['perplexity']:>12.4g}"
         print(f"{printable(row['model']):{width}}{numbers}{row['bits_per_byte']:>11.4f}")
-    if not same_tokenizer:
+    if not same_text:
+        print("the models read different texts: no number here can be compared")
+    elif not same_tokenizer:
         print("the tokenizers differ: compare only bits per byte")
     for row in rows:
-        print(f"\n{printable(row['model'])}, the most surprising of {row['tokens']:,} tokens:")
+        print(f"\n{printable(row['model'])}, the most surprising tokens (of {row['tokens']:,}):")
         show_cut(surprising(row["pieces"], row["surprise"]))
         if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
             print("\nthe text, coloured by the surprise of its tokens:")
@@ -165,6 +167,7 @@ def main(argv):
     device, dtype = choose_device(config)
     rows = []
     tokenizers = set()
+    texts = set()  # as each model can read the text
     for name in names:
         model, tokenizer, what = open_weights(name, config.checkpoint, device)
         note(what)
@@ -173,11 +176,12 @@ def main(argv):
         readable = fit(tokenizer, text, settings.text, config.skip_unknown)
         score = score_text(model, tokenizer, readable, config.context, settings.text)
         rows.append({"model": name, "text": settings.text} | score)
+        texts.add(readable)
         tokenizers.add(json.dumps(tokenizer.to_json(), sort_keys=True))
     if config.jsonl:
         print("\n".join(map(json.dumps, rows)))
     else:
-        print_scores(rows, len(tokenizers) == 1)
+        print_scores(rows, len(tokenizers) == 1, len(texts) == 1)
 
 
 if __name__ == "__main__":

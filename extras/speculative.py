@@ -159,7 +159,7 @@ def open_draft(name, tokenizer, device, dtype):
     number format `dtype`. Raises UserError if its tokenizer differs."""
     if name == "lookup":
         return name
-    model, other, *_ = open_run(name, "latest", device)
+    model, other, *_ = open_run(name, "latest", device, key="draft")
     if not same_tokens(other, tokenizer):
         fix = "train one on the same dataset, or use --draft=lookup"
         raise UserError("the draft has another vocabulary", f"draft={name}", fix)

@@ -171,8 +171,9 @@ class VariantConfig:
         refuse(H % K, f"n_head={H} is not divisible by n_kv_head={K}")
         heads = f"head_dim={D}" if self.head_dim else f"n_embd={self.n_embd} over n_head={H}"
         pairs = int(self.rope_fraction * D) // 2
+        others = {*self.mixer.split(",")} - {"mla"}  # which turns rope_head_dim, and checks it
         refuse(
-            self.position == "rope" and (D % 2 or pairs == 0),
+            self.position == "rope" and others and (D % 2 or pairs == 0),
             f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} leaves an "
             "odd number of features, or none",
         )

@@ -81,7 +81,7 @@ def fit(tokenizer, text, where, skip_unknown=False):
     unknown = sorted(c for c in set(text) if mistake(tokenizer, c))
     count = sum(text.count(c) for c in unknown)
     named = " ".join(repr(c) for c in unknown[:10])
-    left_out = f"{count} characters are not in the vocabulary and left out: {named}"
+    left_out = f"not in the vocabulary and left out ({count}): {named}"
     note(f"{where or 'the prompt'}: {left_out}")
     return "".join(c for c in text if c not in unknown)
 

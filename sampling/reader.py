@@ -6,6 +6,7 @@ Shapes: B rows, T tokens, V vocabulary.
 import torch
 
 from parts.cache import KVCache
+from sampling.prompts import note
 
 
 class Reader:
@@ -76,3 +77,25 @@ def ragged(rows, device="cpu"):
     padded = [[row[0]] * n + list(row) for n, row in zip(pad, rows, strict=True)]
     idx = torch.tensor([[int(token) for token in row] for row in padded], device=device)
     return idx, pad if any(pad) else None
+
+
+def most_positions(model):
+    """How many tokens a model with learned positions has positions for; None for any number."""
+    model = getattr(model, "model", model)  # without the Fast one around it
+    learned = hasattr(model, "wpe") and getattr(model.config, "position", "learned") == "learned"
+    return model.config.block_size if learned else None
+
+
+def note_context(model, tokenizer, prompts, config):
+    """Note what the model sees of a text that outgrows the context. Returns whether one does."""
+    context = config.context or model.config.block_size
+    longest = max(len(tokenizer.prompt(prompt)) for prompt in prompts) + config.max_new_tokens
+    if not config.num_samples or longest <= context:
+        return False
+    reason = "raise it with --context=N"
+    if context == most_positions(model):
+        reason = f"it has positions for {context} only"
+    least = context + 1 - max(1, context // 2)  # the Reader drops half a context at a time
+    seen = f"beyond {context} tokens the model sees only the last {least} to {context}"
+    note(f"the text gets longer than the context: {seen} ({reason})")
+    return True

@@ -65,6 +65,10 @@ class SampleConfig:
         if self.prompts and self.start:
             raise ValueError("prompts does not go with start: leave one of them out")
 
+    def converses(self):
+        """Whether messages are to be typed."""
+        return self.chat and not self.start and not self.prompts
+
     def drawing(self):
         """The arguments of sample.probabilities."""
         return {key: getattr(self, key) for key in DRAWING}

@@ -110,18 +110,18 @@ def runs_beside(out_dir):
     return ", ".join(str(path.parent) for path in newest[:6])
 
 
-def find(out_dir, which="latest"):
+def find(out_dir, which="latest", key="out_dir"):
     """The checkpoint folder that `which` (latest, best, or a step) names in a run folder.
-    Raises UserError if it is not there."""
+    Raises UserError if it is not there. key: the key of the run folder that messages name."""
     which = str(which)
-    where = f"out_dir={out_dir}"
+    where = f"checkpoint={which} of {out_dir}"
     present = checkpoints(out_dir)
     if not present:
         fix = f"train first, or name {runs_beside(out_dir) or 'another run folder'}"
         folder = Path(out_dir)
         if folder.parent.name == "ckpt":  # a checkpoint itself
             fix = f"name its run, {folder.parent.parent}; this is its step {folder.name}"
-        raise UserError("no checkpoint here", where, fix)
+        raise UserError("no checkpoint here", f"{key}={out_dir}", fix)
 
     if which == "latest":  # not from the file `latest`, which is out of date after a kill
         step = max(present)
@@ -343,16 +343,16 @@ def optimizer_tensors(folder):
     return tensors
 
 
-def open_run(out_dir, which="latest", device="cpu"):
+def open_run(out_dir, which="latest", device="cpu", key="out_dir"):
     """(model in evaluation mode, tokenizer, config, state) of a run folder, for sampling."""
-    folder = find(out_dir, which)
+    folder = find(out_dir, which, key)
     try:
         state, config, tokenizer = read(folder)
         model = load_model(folder, config, device).eval()
     except (OSError, SafetensorError, UserError):
         if folder.is_dir():
             raise
-        return open_run(out_dir, which, device)  # a save has just removed this checkpoint: again
+        return open_run(out_dir, which, device, key)  # a save has just removed this one: again
 
     path = folder / "tokenizer.json"
     tokenizer = tokenizer_from_json(tokenizer, path)

@@ -116,7 +116,7 @@ def make(name, config):
     finally:
         files.remove(new)
     size = sum(path.stat().st_size for path in store.iterdir())
-    print(printable(f"{store}: {count:,} keys of {data}, {size / 1e6:,.1f} MB"))
+    print(printable(f"{store}: keys of {data} ({count:,}), {size / 1e6:,.1f} MB"))
 
 
 def trained_index(faiss, model, split, count, config, runtime):
@@ -165,7 +165,7 @@ def measure(name, config):
     split = open_split(data, "val", model.config.block_size)
     batches = list(split.eval_batches(config.batch_size, config.tokens))
     if len(batches) < 2:
-        what = "what is read of the validation text is one batch, which has no halves"
+        what = "the validation tokens fit in one batch, so they cannot be split in two"
         raise UserError(what, data, "choose a smaller --batch_size, or more --tokens")
 
     sums = torch.zeros(2, len(TEMPERATURES), len(WEIGHTS)).double()
@@ -210,7 +210,7 @@ def write(name, config, store):
     prompts = fit_prompts(model, tokenizer, texts, config)
     weights = datastore.identity(checkpoint.find(name, state["step"]))
     memory = datastore.Datastore(store, weights, model.config)
-    note(f"{len(memory.tokens):,} keys of {store}, weight {memory.weight:g}")
+    note(f"keys of {store} ({len(memory.tokens):,}), weight {memory.weight:g}")
     write_all(Opened(name, datastore.WithNeighbours(model, memory), tokenizer, prompts), config)
 
 

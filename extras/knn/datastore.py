@@ -93,7 +93,8 @@ class Datastore:
 
         lost = places.max() >= len(self.tokens) or np.isnan(distances).any()
         if lost or np.isinf(distances.min(1)).any():
-            raise UserError("the datastore is damaged: its keys lead nowhere", self.folder, FIX)
+            what = "the datastore is damaged: it holds keys without a token"
+            raise UserError(what, self.folder, FIX)
         nearest = np.argsort(distances, 1, kind="stable")[:, :NEIGHBOURS]
         distances, places = (np.take_along_axis(a, nearest, 1) for a in (distances, places))
         tokens = self.tokens[np.maximum(places, 0)].astype(np.int64)

@@ -95,6 +95,8 @@ async def read(request, kinds):
     try:
         data = json.loads(body)
         json.dumps(data, ensure_ascii=False).encode()  # refuses half a character
+    except UnicodeEncodeError:
+        raise HTTPException(400, "the text holds half a character") from None
     except (ValueError, RecursionError):
         raise HTTPException(400, "this is not JSON") from None
     if not isinstance(data, dict):

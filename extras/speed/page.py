@@ -45,9 +45,12 @@ COMMANDS = {
 
 
 def newest(lines):
-    """{kind: [line]}: of each measurement the newest on each machine, in the order of their names.
-    A measurement is a kind and a name, such as train and the shape M."""
-    kept = {(line["kind"], line["name"], line["hardware"]): line for line in lines}
+    """{kind: [line]}: of each measurement the newest on each machine with as many threads, in the
+    order of their names. A measurement is a kind and a name, such as train and the shape M."""
+    kept = {}
+    for line in lines:
+        threads = line["threads"] or 0  # None on a GPU
+        kept[line["kind"], line["name"], line["hardware"], threads] = line
     kinds = {}
     for (kind, *_), line in sorted(kept.items()):
         kinds.setdefault(kind, []).append(line)

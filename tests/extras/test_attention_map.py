@@ -9,6 +9,7 @@ from matplotlib.image import imread
 from common.errors import UserError
 from extras.attention_map import attention_weights, has_map, main, picture
 from helpers.variants import ARMS, CORNER, config, name, randomised, tokens
+from parts.attn_extra import Extra
 
 
 def check_map(model, idx):
@@ -45,6 +46,9 @@ def test_attention_map_explains_the_models_attention(arm):
     assert has_map(model.blocks[1].attn) == (plain and attention)
     for T in (1, 3, 11) if plain and attention else ():
         check_map(model, tokens(model.config, 1, T))
+    assert has_map(model.blocks[0].attn) or arm.get("attn_extra") != "value_residual"
+    model.blocks[1].attn.extras = {"own": type("Own", (Extra,), {"output": None})(None, None, 1)}
+    assert not has_map(model.blocks[1].attn)
 
 
 def test_picture_is_a_png_with_a_panel_per_head():
@@ -69,7 +73,7 @@ def test_attention_is_written_as_a_picture(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     "number, more, words",
     [
-        (0, ["--out=no/such/map.png"], "out=no/such/map.png"),
+        (0, ["--out=no/such/map.png"], "must be a .png in a folder .*out=no/such/map.png"),
         (0, ["--out=notes.txt"], "out=notes.txt"),
         (0, ["--out=/dev/full"], "out=/dev/full"),
         (0, ["--layer=2"], "layer=2"),

@@ -42,11 +42,14 @@ def test_a_slurm_array_is_written_and_gathered(drive_cluster, out, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this is no login node")
 def test_a_login_node_without_a_gpu_plans_and_writes_the_job(drive_cluster, out, capsys):
-    cuda = [ROPE, "--seeds=2", "--device=cuda"]
-    assert drive_cluster(*cuda, "--emit=slurm", "--sbatch=--partition=gpu --account=me") == 0
+    out = out.with_name("my sweep")
+    cuda = [ROPE, "--seeds=2", "--device=cuda", f"--out_dir={out}"]
+    options = """-p gpu --comment="two words" --account='me"""
+    assert drive_cluster(*cuda, "--emit=slurm", f"--sbatch={options}") == 0
     script = (out / "slurm.sh").read_text().splitlines()
-    for line in ("gres=gpu:1", "partition=gpu", "account=me"):
-        assert f"#SBATCH --{line}" in script
+    quoted = f"--output='{out}/slurm-%a.txt'"
+    for line in ("--gres=gpu:1", options, "--job-name='my sweep'", quoted):
+        assert f"#SBATCH {line}" in script
     assert f"export PATH={Path(sys.executable).parent}:$PATH" in script  # the virtual environment
     assert "--device=cuda" in (out / "commands.txt").read_text()
     assert drive_cluster(*cuda, "--engine=ray", "--dry_run") == 0
@@ -54,8 +57,8 @@ def test_a_login_node_without_a_gpu_plans_and_writes_the_job(drive_cluster, out,
 
 
 def test_one_cluster_is_named(drive_cluster):
-    for what in ([], ["--engine=ray", "--emit=slurm"]):
-        with pytest.raises(UserError, match="engine, emit"):
+    for what, words in (([], "no engine"), (["--engine=ray", "--emit=slurm"], "two engines")):
+        with pytest.raises(UserError, match=f"{words} .* given .engine, emit"):
             drive_cluster(ROPE, *what)
 
 

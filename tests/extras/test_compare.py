@@ -84,8 +84,9 @@ def test_idle_keys_and_unnamed_slots_are_no_difference(tmp_path):
 
 
 def test_curves_are_against_steps_tokens_and_seconds(tmp_path):
-    run = compare.read_run(make_run(tmp_path / "out-a", gradient_accumulation_steps=2), "out-a")
+    run = compare.read_run(make_run(tmp_path / "_a", gradient_accumulation_steps=2), "_a")
     figure = compare.figure_of([run], "val_loss")
+    assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["_a"]
     drawn = [axes.lines[0].get_xdata().tolist() for axes in figure.axes]
     assert drawn == [[0, 10, 20, 30], [0, 1280, 2560, 3840], [0, 10, 20, 30]]
     assert all(axes.lines[0].get_ydata().tolist() == LOSSES for axes in figure.axes)
@@ -163,8 +164,10 @@ def test_a_folder_counts_once_and_names_are_unique(tmp_path):
         (tmp_path / place).mkdir()
         make_run(tmp_path / place / "out")
     make_run(tmp_path / "out-b")
-    runs, _ = compare.read_runs(["x/out/", "y/out", "out-b", "./out-b"])
+    (tmp_path / "x/config.json").write_text('{"model_type": "gpt2"}')
+    runs, remarks = compare.read_runs(["x/out/", "y/out", "out-b", "./out-b", "x"])
     assert [run.name for run in runs] == ["x/out", "y/out", "out-b"]
+    assert remarks == ["x is left out: no run here."]
 
 
 def test_a_run_of_train_py_is_read_as_it_is(tmp_path, data_dir, capsys):

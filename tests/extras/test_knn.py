@@ -142,8 +142,9 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
         knn.main([*write, f"--store={tmp_path}"])
     with pytest.raises(UserError, match="dtype=int8"):
         knn.main([*write, f"--store={tmp_path}", "--dtype=int8"])
-    with pytest.raises(UserError, match="there is something already"):
-        command(world, "build", "eagle")
+    for word, words in (("build", "there is something already"), ("score", "fit in one batch")):
+        with pytest.raises(UserError, match=words):
+            command(world, word, "eagle", "--tokens=9")
 
     store = tmp_path / "store"
     shutil.copytree(world / "store-eagle", store)
@@ -175,7 +176,7 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
     odd.add_with_ids(keys, np.array([10**9]))
     faiss.write_index(odd, str(store / "0.index"))
     np.save(store / "tokens.npy", np.append(tokens, tokens[:1]))
-    with pytest.raises(UserError, match="damaged: its keys lead nowhere"):
+    with pytest.raises(UserError, match="damaged: it holds keys without a token"):
         memory.Datastore(store, facts["weights"], opened(world, "eagle")[0].config).search(
             torch.zeros(1, index.d)
         )

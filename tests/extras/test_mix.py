@@ -158,7 +158,7 @@ def test_the_best_loss_is_of_the_data_that_are_trained_on(sets, tmp_path):
         (["--dataset=a,b", "--data_weights=1,0"], "not a number above 0 for each"),
         (["--dataset=a,b", "--data_weights=1,2", "--data_alpha=0.5"], "both set the shares"),
         (["--dataset=a,b", "--data_alpha=-1"], "data_alpha=-1.0 is out of range"),
-        (["--dataset=a,a"], "names no dataset, or one twice"),
+        (["--dataset=a,a"], "a dataset is empty or repeated"),
         (["--dataset=a,nowhere"], "prepare.py nowhere"),
         (["--dataset=a,b", "--data_weights=1,0.00001"], "at least one in 10,000"),
     ],

@@ -53,6 +53,9 @@ def test_the_scores_of_two_models(runs, tmp_path, capsys):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["model"] for row in rows] == runs
     assert [row["bytes"] for row in rows] == [17, 17] == [len(rows[1]["surprise"])] * 2
+    file.write_text("the king €\n", encoding="utf-8")
+    score.main([*argv, "--skip_unknown"])
+    assert "no number here can be compared" in capsys.readouterr().out
     file.write_text("")
     with pytest.raises(UserError, match="text.txt"):
         score.main(argv)

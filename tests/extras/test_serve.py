@@ -210,7 +210,7 @@ def test_host_origin_and_type_are_checked(client, status, headers):
     "path, data, words",
     [
         ("write", {"model": 2}, "model=2 is out of range"),
-        ("write", {"prompt": "\ud800"}, "not JSON"),
+        ("write", {"prompt": "\ud800"}, "half a character"),
         ("write", {"prompt": "§"}, "'§' is not in the vocabulary"),
         ("write", {"temperature": 10**400}, "temperature is too large"),
         ("write", {"max_new_tokens": 2001}, "max_new_tokens=2001 is out of range"),

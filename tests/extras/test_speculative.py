@@ -145,5 +145,6 @@ def test_the_command_writes_what_sample_py_writes(runs, capsys, monkeypatch):
         main([run, f"--draft={draft}", "--device=cpu", *options])
         shown = capsys.readouterr()
         assert shown.out == alone and re.search(tally, shown.err)
-    with pytest.raises(UserError, match=f"draft={other}"):
-        main([run, f"--draft={other}", "--device=cpu", *options])
+    for draft, words in ((other, f"draft={other}"), ("none", "no checkpoint here .draft=none.:")):
+        with pytest.raises(UserError, match=words):
+            main([run, f"--draft={draft}", "--device=cpu", *options])

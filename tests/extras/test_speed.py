@@ -289,12 +289,13 @@ def test_the_page_has_the_newest_measurement_of_each_machine(monkeypatch):
     facts = {"torch": "2", "git_commit": "c"}
     names = {"cpu": "a CPU", "cuda": "a chip", "cuda:0": "a chip"}
     monkeypatch.setattr(results, "versions", lambda device: facts | {"hardware": names[device]})
-    for device, median in (("cpu", 3.0), ("cuda", 5.0), ("cuda:0", 7.0)):
+    for device, median in (("cpu", 2.0), ("cpu", 3.0), ("cuda", 5.0), ("cuda:0", 7.0)):
         rows = [{"what": "T = 512", "kernel, ms": None, "ratio": ratio([median, median])}]
         measured = {"name": "", "about": "Attention.", "rows": rows}
         command = results.command_text(["train", "--nanogpt=/home/me"])
-        results.record("train", measured, device, command, threads=1)
+        results.record("train", measured, device, command, threads=2 if median == 2.0 else 1)
     text = page.page()
+    assert "**2 threads on a CPU** | | |\n| T = 512 | not measured | 2.00 (2.00 to 2.00) |" in text
     assert "|  | kernel, ms | ratio |" in text and "5.00" not in text
     assert "**a chip** | | |\n| T = 512 | not measured | 7.00 (7.00 to 7.00) |" in text
     assert "**1 thread on a CPU** | | |\n| T = 512 | not measured | 3.00 (3.00 to 3.00) |" in text

@@ -81,6 +81,7 @@ def test_configure_and_make():
     own.append(dict(norm_eps=1e-6))  # GPT-2 has no RMSNorm
     slots = [dict(position="rope"), dict(n_kv_head=2), dict(window=4), dict(bias="norm")]
     slots += [dict(arch="gpt2"), dict(mixer="attention"), dict(head_dim=4)]
+    slots.append(dict(model="llama", mixer="mla", n_head=16))  # it turns rope_head_dim alone
     for given in own + slots + [dict(model="llama", rope_scaling="yarn")]:
         corner = CORNERS[given.get("model", "gpt2")][1]
         assert type(make(configure(SIZES | given))) is (corner if given in own else Variant)

@@ -1,5 +1,6 @@
 """Special tokens in a prompt, and conversations by a model's own chat template."""
 
+import io
 import json
 
 import pytest
@@ -62,7 +63,7 @@ def test_special_tokens_count_in_a_prompt(folder, answers, capsys):
     texts.append(" shall speak")
     sample.main([f"--init_from={folder}", f"--start={FIRST}", "--num_samples=1"])
     printed = capsys.readouterr()
-    assert "4 special tokens in the prompt: <|endoftext|> <|im_start|> <|im_end|>" in printed.err
+    assert "special tokens in the prompt (4): <|endoftext|> <|im_start|> <|im_end|>" in printed.err
     assert printed.out.startswith(FIRST + " shall speak\n") and asked == [FIRST]
     tokenizer = hf.load_tokenizer(str(folder))
     assert len(tokenizer.prompt(FIRST)) < len(tokenizer.encode(FIRST)) - 20
@@ -80,21 +81,22 @@ def test_one_message(folder, answers, capsys):
 
 def test_a_conversation_goes_on(folder, answers, capsys, monkeypatch):
     texts, asked = answers
-    texts += ["no more", "of Rome"]
-    lines = iter(["the king", "and Rome?"])
+    texts += ["no more", "of Rome", "no"]
+    context = len(hf.load_tokenizer(str(folder)).prompt(FIRST)) + 9  # of the first message alone
 
-    def read(prompt):
-        try:
-            return next(lines)
-        except StopIteration:
-            raise EOFError from None
+    def chat(typed, *more):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed), "utf-8"))
+        sample.main([f"--init_from={folder}", "--chat", *more])
 
-    monkeypatch.setattr("builtins.input", read)
-    sample.main([f"--init_from={folder}", "--chat"])
+    chat(b"the king\nand Rome?\nand?", "--max_new_tokens=9", f"--context={context}")
     second = "no more<|im_end|>\n<|im_start|>user\nand Rome?<|im_end|>\n<|im_start|>assistant\n"
-    assert asked == [FIRST, FIRST + second]
-    printed = capsys.readouterr().out
+    assert asked[:2] == [FIRST, FIRST + second] and len(asked) == 3
+    printed, notes = capsys.readouterr()
     assert printed.index("no more") < printed.index("of Rome") and "<|im" not in printed
+    assert notes.count("the text gets longer than the context") == 1
+    assert message(chat, b"\xff").startswith("this message is not utf-8 (stdin)")
+    assert message(chat, b"", "--num_samples=3").startswith("num_samples changes nothing here")
+    assert message(sample.build_config, {"chat": True}).startswith("this command holds no convers")
 
 
 @pytest.mark.slow

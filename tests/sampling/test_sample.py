@@ -170,6 +170,7 @@ def test_odd_but_allowed(out_dir, capsys):
     sample.write_samples(opened.model, opened.tokenizer, [("the", 0)], config, sampler=sampler)
     vocab_size = opened.tokenizer.vocab_size  # below that of a padded model
     assert given == dict(drawing, context=9, vocab_size=vocab_size, pad=None)
+    assert sample.most_positions(opened.model) == sample.most_positions(sample.load(out_dir)[0])
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--top_p=1.5"], "top_p=1.5 is out of range.*above 0, at most 1"),
         (["--start=a", "--prompts=b"], "prompts does not go with start"),
         (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
-        (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
+        (["--checkpoint=77"], r"no checkpoint of step 77 .checkpoint=77 of .*\[150\]"),
         (["run", "--start=a b"], "run `python sample.py .*'--start=a b' --out_dir=run`"),
         (["--out_dir=nowhere"], "no checkpoint here.*nowhere.*name run$"),
         (["--out_dir=run/ckpt/000150"], "name its run, run; this is its step 000150"),
@@ -275,14 +276,14 @@ def test_unknown_characters_are_named_or_skipped(out_dir, tmp_path, capsys):
     run(out_dir, "--skip_unknown", prompts=file, num_samples=1, max_new_tokens=0)
     shown = capsys.readouterr()
     assert shown.out == f"the\n{RULE}shall \n{RULE}"
-    assert "2 characters are not in the vocabulary and left out: '9' '€'" in shown.err
+    assert "not in the vocabulary and left out (2): '9' '€'" in shown.err
 
 
 def test_notes_say_what_matters(out_dir, capsys):
     """The end of the context once; nothing of how tokens are decoded; one sample at temperature
     0."""
     run(out_dir, start="the king", num_samples=2, max_new_tokens=9)
-    seen = "after 16 tokens the model sees only the last 9 to 16"
+    seen = "longer than the context: beyond 16 tokens the model sees only the last 9 to 16"
     assert capsys.readouterr().err.count(seen) == 1
     run(out_dir, start="the king", temperature=0, max_new_tokens=8)
     printed = capsys.readouterr()

@@ -182,7 +182,7 @@ def test_what_else_lies_in_ckpt_is_left_alone(out):
     with pytest.raises(Failure, match="cannot save step 50: .*move the file or folder"):
         save(out, 50)
     for which in ("²", "newest"):
-        with pytest.raises(UserError, match="no checkpoint is called " + which):
+        with pytest.raises(UserError, match=f"is called {which} .checkpoint={which} of {out}.:"):
             checkpoint.find(out, which)
     assert (root / "000050").read_text() == "not ours"
 
