@@ -6,7 +6,7 @@ least value is read off the half of the validation text that chooses, and the va
 half that is reported, so that the text that chose does not flatter the loss; the noise of the runs
 remains. One curvature is shared by all curves that are fitted together, since each has few runs. If
 it is not positive, no rate is seen to be better, and the loss is the mean of all runs. A run that
-diverged is a point at infinity: the rates from there on are no candidates.
+diverged is a point at infinity: that rate and all higher ones are ruled out.
 """
 
 import math

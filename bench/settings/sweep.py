@@ -280,7 +280,7 @@ def print_plan(plan, courses):
     left = of_base + of_parts
     planned = left + sum(len(course.rows) for course in courses)
     print(f"{left} of {planned} runs are left, about {hours:.1f} hours, {workers} at a time:")
-    print(f"{of_parts} of parts, and {of_base} of bases that are not stored yet")
+    print(f"{of_parts} are of parts, and {of_base} of bases that are not stored yet")
 
 
 def hours_of(jobs):
