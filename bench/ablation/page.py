@@ -168,11 +168,8 @@ class Page:
         tested = [each for each in tested if each.part in single]
         left_out = predictions.leave_one_out(self.columns[self.columns["part"].isin(single)])
         self.predictions = tested + left_out
-        self.scores = {}  # {what was predicted: its scores}
         kinds = {"the settings of the test": tested, "each setting from the others": left_out}
-        for kind, found in kinds.items():
-            if found:
-                self.scores[kind] = predictions.scores(found)
+        self.scores = {kind: predictions.scores(found) for kind, found in kinds.items() if found}
 
     def rows_of(self, part):
         """The rows that a part's chart shows: of the planned settings if it ran there, else of the

@@ -67,12 +67,15 @@ def texts_of(scores):
         ends = f" [{scores['coverage_low']:.2f}, {scores['coverage_high']:.2f}]"
     outside = scores["n"] * (1 - scores["coverage"])
     wrong = scores["called"] * scores["wrong"] if scores["called"] else 0
+    called = []
+    for part in scores["parts_called"]:
+        called.append(f"{part} (wrong once or more)" if part in scores["parts_wrong"] else part)
     return {
         "settings": f"{scores['settings']}",
         "outside their 95 % interval": f"{outside:.0f} of {scores['n']}",
         "share inside [95 %, by setting]": f"{scores['coverage']:.2f}{ends}",
         "wrong among helps and hurts": f"{wrong:.0f} of {scores['called']}",
-        "parts with helps or hurts": ", ".join(scores["parts_called"]) or DASH,
+        "parts with helps or hurts": ", ".join(called) or DASH,
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
         "Brier score of the share elsewhere": number(scores["brier_shares"], ".3f"),
         "Brier score of the best constant": f"{scores['brier_constant']:.3f}",

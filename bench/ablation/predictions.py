@@ -112,6 +112,7 @@ def scores(predictions):
         "brier_constant": helps.mean() * (1 - helps.mean()),
         "called": int(called.sum()),
         "parts_called": sorted({each.part for each in predictions if each.called}),
+        "parts_wrong": {predictions[place].part for place in np.flatnonzero(called & wrong)},
         "wrong": wrong[called].mean() if called.any() else np.nan,
     }
 

@@ -103,10 +103,8 @@ def main(argv):
     folder = Path(argv[0]) if argv else SETTINGS
     new = unpredicted(folder)
     if not new:
-        what = (
-            "no part can be added: it is predicted already, or has run in the test, or has run in"
-        )
-        what = f"{what} fewer than {effects.LEAST_SETTINGS} planned settings"
+        least = effects.LEAST_SETTINGS
+        what = f"no part is left that ran in {least} planned settings and not in the test"
         raise UserError(what, folder / PREDICTIONS, "measure the part in more settings first")
     files.write(folder / PREDICTIONS, json.dumps(read(folder) | new, indent=1) + "\n")
     print(f"added to {folder / PREDICTIONS}: {', '.join(new)}")
