@@ -137,7 +137,7 @@ def flat(family, config, where):
 
     top = {family.older.get(key, key): config[key] for key in config if key not in IN_ROPE}
     merged = top | rope
-    original = ROPE_NUMBERS["rope_original"]  # that of the top level has priority
+    original = ROPE_NUMBERS["rope_original"]  # the top level has priority
     merged[original] = top.get(original) or merged.get(original)
     return {key: value for key, value in merged.items() if value is not None or key in NULLABLE}
 
