@@ -192,7 +192,7 @@ def test_a_dry_run_tells_and_writes_nothing(drive, data_dir, out, capsys, monkey
     monkeypatch.setattr(step_times, "time_arms", time_arms)
     assert drive("--design=leave_one_in", "--seeds=5", "--dry_run") == 0
     printed, warned = capsys.readouterr()
-    assert "on a quiet machine it takes less" in printed and "the report" not in warned
+    assert "on a quiet machine the runs take less" in printed and "the report" not in warned
     # 5 for each of five arms, and sqrt(5) * 5 for the base
     assert "5 runs of an arm beside 12 without its change show a difference of 2.1" in printed
     assert "80 times in 100, and a tie within 2.1" in " ".join(printed.split())
