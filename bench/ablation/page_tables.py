@@ -111,13 +111,12 @@ def sums_table(page):
     """By how much the five and the convolutions lower the loss of GPT-2, each alone and together,
     in the settings where all four models ran at the base's best rate and none diverged."""
     rows = []
-    for each in page.planned:
-        if not each.admitted:
-            continue
+    for each in [planned for planned in page.planned if planned.admitted]:
         losses = {}
         for model, arm in FOUR_MODELS[each.facts["factors"]["base"]].items():
             points = each.points(arm, rates.REPORTED)
-            losses[model] = np.mean([loss for x, loss in points if abs(x) < 0.01] or math.nan)
+            at_best = [loss for x, loss in points if abs(x) < worths.AT_BEST]
+            losses[model] = np.mean(at_best or math.nan)
         falls = {model: losses["neither"] - loss for model, loss in losses.items()}
         if known(falls["five"] + falls["convolutions"] + falls["both"]):
             added = falls["five"] + falls["convolutions"]

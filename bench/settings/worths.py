@@ -23,6 +23,7 @@ from common import files
 from training.run_folder import read_rows
 
 NEAR = (math.log(0.7), math.log(1.4))  # the rates among which an arm's best one is sought
+AT_BEST = 0.01  # a log rate that differs less from the log of r* is r*, rounded
 
 
 @dataclass
@@ -115,7 +116,7 @@ def worths_of(measured):
             curves = [measured.points(name, half) for name in (BASE, *arms)]
             curvatures[half] = rates.common_curvature(curves)
     else:  # the first pass: all at r* alone
-        base = [(x, loss) for x, loss in base if abs(x) < 0.01]
+        base = [(x, loss) for x, loss in base if abs(x) < AT_BEST]
     noise = noise_of(measured, base, arms, curvatures[rates.REPORTED])
     base_loss, base_share = best_of(measured, BASE, base, curvatures, tuned)
     curve, curve_errors = curve_at(measured, base_loss, noise, base_share)
