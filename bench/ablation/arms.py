@@ -176,9 +176,10 @@ def check_designs(config, base):
 def check_names(arms, config):
     """Raise UserError if two arms have the same name, or if the base is the only arm."""
     where = f"design={config.design}"
-    for name, count in Counter(arm.name for arm in arms).items():
+    # In the names of folders, a hyphen stands for each space.
+    for name, count in Counter(arm.name.replace(" ", "-") for arm in arms).items():
         if count > 1:
-            raise UserError(f"two arms are called {name}", where, "give each its own name")
+            raise UserError(f"two arms would write to {name}", where, "give each its own name")
     if all(arm.replicate or arm.curve or arm.name == BASE for arm in arms):
         raise UserError("no arms", where, "name some changes")
 

@@ -30,7 +30,7 @@ def job_of(sweep, arm, seed, lr, purpose):
             values["min_lr"] *= lr
     values["seed"] = seed_for(int(digest(arm.name)[:8], 16), seed) % 10**9
     values["data_seed"] = seed + REPLICATE_SEED if arm.replicate else seed
-    folder = sweep.out / "runs" / f"{folder_name(sweep, arm)}-s{seed}-lr{lr:g}"
+    folder = sweep.out / "runs" / f"{arm.name.replace(' ', '-')}-s{seed}-lr{lr:g}"
     return runs.Job(
         arm=arm.name,
         seed=seed,
@@ -48,14 +48,6 @@ def job_of(sweep, arm, seed, lr, purpose):
         trainer=sweep.trainer,
         number=seed - sweep.config.first_seed,
     )
-
-
-def folder_name(sweep, arm):
-    """How the folders of an arm's runs begin. Arms such as `a b` and `a-b` get different ones."""
-    name = arm.name.replace(" ", "-")
-    if sum(other.replace(" ", "-") == name for other in sweep.arms) > 1:
-        name += f"-{digest(arm.name)[:6]}"
-    return name
 
 
 def tuning_jobs(sweep, names=None):

@@ -169,18 +169,6 @@ def at_column(values, name, typed):
     return values | {"out_dir": str(out_dir), "also": name}
 
 
-def question_about(values):
-    """The question of a sweep by its arms, as the title of its report."""
-    names = list(values.get("arms") or {})
-    if values.get("axis"):
-        return f"Which {values['axis']} helps at this scale?"
-    if not names or len(names) > 4:
-        return AblateConfig.question
-    if len(names) == 1:
-        return f"Does {names[0]} help at this scale?"
-    return f"Which of {', '.join(names)} helps at this scale?"
-
-
 def resolve(values, typed):
     """(AblateConfig, {key of train.py: value}) of the values of a sweep."""
     values = shorten_warmup(values, typed)
@@ -190,12 +178,10 @@ def resolve(values, typed):
         values |= {"axis": None}  # not the config file's axis
     if "axis" in typed and "design" not in typed and "arms" not in typed:
         values |= {"design": "axis", "arms": None}  # not the config file's arms
-    if "dataset" in typed:  # a config file's question and prompt are about its own text
-        for key in ("question", "prompt"):
-            if key not in typed:
-                values.pop(key, None)
-    if "question" not in typed and typed.keys() & {"arms", "axis", "design"}:
-        values["question"] = question_about(values)  # a config file's is about its own arms
+    if "question" not in typed and typed.keys() & {"arms", "axis", "design", "dataset"}:
+        values.pop("question", None)  # a config file's is about its own arms and text
+    if "prompt" not in typed and "dataset" in typed:
+        values.pop("prompt", None)
     config = build(AblateConfig, values)
     given = {key: value for key, value in values.items() if key not in keys(AblateConfig)}
     for key in OWNED:

@@ -14,6 +14,7 @@ measurement that was stopped goes on where it was.
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from bench.ablation.arms import BASE, Arm
@@ -42,6 +43,7 @@ KEY = ("arm", "code_hash", "config_hash", "purpose", "learning_rate", "seed")  #
 class Job:
     """One run."""
 
+    folder: Path  # of the setting
     setting: str
     arm: str
     purpose: str  # rate, base, curve or arm
@@ -63,6 +65,11 @@ class Job:
     def key(self):
         """What identifies its row."""
         return key_of(vars(self))
+
+    @property
+    def out_dir(self):
+        """Where its checkpoint is until it has a row."""
+        return str(self.folder / "runs" / self.key)
 
     def row(self, result, machine):
         """Its row of rows.jsonl, from the result of run.run_once and the facts of the machine."""
@@ -134,6 +141,8 @@ class Course:
         self.folder.mkdir(parents=True, exist_ok=True)
         files.append(self.folder / "rows.jsonl", row)
         self.rows[job.key] = row
+        if row["status"] != "failed":
+            files.remove(Path(job.out_dir))
 
     # ------------------------------------------------------------ its runs
 
@@ -148,6 +157,7 @@ class Course:
             "data_seed": seed,
         }
         return Job(
+            folder=self.folder,
             setting=self.setting.name,
             arm=arm.name,
             purpose=purpose,

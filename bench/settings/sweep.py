@@ -60,7 +60,7 @@ def main(argv, usage):
             time_settings(courses, stop)
     show_table(plan.out, [part.name for part in plan.parts])
     if stop.status:
-        print("stopped; the same command continues. Runs in progress begin anew.")
+        print("stopped; the same command continues. A long run goes on from its checkpoint.")
         return stop.status
     return 1 if failed else 0
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -224,6 +225,7 @@ class Done:
 
     def start(self, job):
         self.job = job
+        Path(job.out_dir).mkdir(parents=True)
 
     def result(self):
         job, self.job = self.job, None
@@ -250,6 +252,9 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, fails, admitt
     course = course_of(tmp_path, monkeypatch, falling)
     plan = SimpleNamespace(config=plans.SettingsConfig(workers=2))
     assert sweep.measure(plan, [course], SimpleNamespace(status=None)) == left
+    assert (
+        len([*tmp_path.glob("*/runs/*")]) == left
+    )  # a run that failed goes on from its checkpoint
     assert course.is_admitted == admitted
     assert [each.admitted for each in worths.load(tmp_path)] == [True] * admitted
     again = course_of(tmp_path, monkeypatch, falling)
@@ -342,18 +347,32 @@ def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, mon
     assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_a_run_gives_the_numbers_of_train_py(data_dir, tmp_path):
-    import train
-
-    values = TINY | {"data_dir": str(data_dir), "dataset": "words", "batch_size": 4}
-    result = run.run_once(values)
+def test_a_run_gives_the_numbers_of_train_py_also_interrupted(data_dir, tmp_path, monkeypatch):
+    values = TINY | {"data_dir": str(data_dir), "dataset": "words", "batch_size": 4, "dropout": 0.1}
+    result = run.run_once(values, f"{tmp_path}/once")
+    assert result["status"] == "done" and not (tmp_path / "once").exists()  # too short to be saved
     argv = [f"--{key}={value}" for key, value in values.items()]
-    rows = train.main([*argv, f"--out_dir={tmp_path}/out", "--eval_interval=20"]).rows
-    for column in ("val_loss", rates.CHOOSING, rates.REPORTED):
-        assert result[column] == rows[-1][column]
-    assert result["status"] == "done" and 0 < result["step_cpu_seconds"] <= result["cpu_seconds"]
-    diverged = run.run_once(values | {"learning_rate": 1e4, "grad_clip": 0})
-    assert diverged["status"] == "diverged" and diverged["reason"]
+    rows = run.train.main([*argv, f"--out_dir={tmp_path}/out", "--eval_interval=20"]).rows
+    bad = run.run_once(values | {"learning_rate": 1e4, "grad_clip": 0}, f"{tmp_path}/bad")
+    assert bad["status"] == "diverged" and bad["reason"]
+
+    steps = []
+    train_step = run.train.train_step
+
+    def interrupted(training):
+        steps.append(training.step)
+        if len(steps) == 13:
+            raise KeyboardInterrupt
+        train_step(training)
+
+    monkeypatch.setattr(run.train, "train_step", interrupted)
+    monkeypatch.setattr(run, "SAVED", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run.run_once(values, f"{tmp_path}/part")
+    assert run.run_once(values, f"{tmp_path}/part")["val_loss"] == result["val_loss"]
+    assert steps == [*range(13), *range(12, STEPS)]
+    columns = ("val_loss", rates.CHOOSING, rates.REPORTED)
+    assert [result[column] for column in columns] == [rows[-1][column] for column in columns]
 
 
 @pytest.mark.slow
@@ -362,7 +381,7 @@ def test_a_worker_outlives_a_run_that_fails_and_is_replaced_when_it_is_killed(da
     worker = run.Worker()
     told = []
     for n_head, kill in ((3, False), (2, True), (2, False)):
-        job = SimpleNamespace(values=values | {"n_head": n_head})
+        job = SimpleNamespace(values=values | {"n_head": n_head}, out_dir=str(data_dir / "run"))
         worker.start(job)
         if kill:
             worker.process.kill()
