@@ -8,8 +8,8 @@ Measure what parts are worth: train a base, and arms with one part swapped, with
     python bench/ablate.py config/answer/settings.py --settings=4
 
 A sweep is a folder, out_dir. Stop it at any time; the same command continues it. The keys of
-train.py, except its seeds and out_dir, set the base, in a config file or on the command line. The
-sweep's own keys are:
+train.py, except its seeds and out_dir, set the base of a sweep, in a config file or on the command
+line (of many settings, only within `settings` of the file). The sweep's own keys are:
 """
 
 import sys
@@ -70,8 +70,7 @@ def run_one(sweep, start=runs.run_local):
             page = report.write(sections)
         print(report.terminal(sections))
         print(page)
-        failed = any(row["status"] == "failed" for row in sweep.rows.values())
-        return 1 if failed else 0
+        return int(any(row["status"] == "failed" for row in sweep.rows.values()))
     finally:
         sweep.lock.close()
 

@@ -43,7 +43,7 @@ class SampleConfig:
     # the text
     num_samples: NonNegativeInt = 10  # of each prompt
     max_new_tokens: NonNegativeInt = 500  # per sample
-    stop: str = ""  # end where this text first appears, and leave it out ($'\\n': a line break)
+    stop: str = ""  # end where this text first appears, and leave it out ($'\n': a line break)
     temperature: NonNegativeFloat = 0.8  # 1 = the model's own, 0 = always the likeliest token
     top_k: PositiveInt | None = 200  # draw from the k likeliest tokens only
     top_p: Share | None = None  # draw from the likeliest tokens that together have probability p

@@ -50,7 +50,7 @@ class AblateConfig:
     first_seed: Annotated[int, Range(least=0, most=500)] = 0  # of the reported runs; others confirm
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
-    screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
+    screening: bool = False  # by default no curve and no tuning: it only ranks
     # the report
     #: smallest loss difference that counts; None: what 5 % of the tokens are worth
     margin: Annotated[float, Range(least=0)] | None = None

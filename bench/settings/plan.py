@@ -37,16 +37,16 @@ PREDICTIONS = "predictions.json"  # in out_dir: what is predicted for the settin
 
 @dataclass
 class SettingsConfig:
-    OFTEN = ["out_dir", "settings", "arms", "passes", "workers", "dry_run"]  # first in --help
+    OFTEN = ["out_dir", "settings", "arms", "passes", "workers", "dry_run"]
     out_dir: PathName = "out-settings"  # a folder for each setting
     #: {name: keys of train.py}; typed: names with commas, held_out, or N for the first N
     settings: dict | str | None = None
+    # in the config file
     held_out: dict | None = None  # settings of the test, which run only when they are named
     #: typed: names, RoPE,"QK norm", or parts of your own, '{"mine": {"mlp": "my_word"}}', or, where
     #: a base has it, '{"mine": {"put_in": {...}, "take_out": {...}}}'; None: all of the file's
     arms: dict | str | None = None
-    #: further parts, which run only when --arms names them
-    more_arms: dict | None = None
+    more_arms: dict | None = None  # further parts, which run only when --arms names them
     #: 1: each arm at the base's best rate; 2: also at 0.7 and 1.4 times that rate
     passes: Annotated[int, Range(least=1, most=2)] = 1
     workers: PositiveInt | None = None  # runs at a time, each on one thread; None: one per core
