@@ -45,7 +45,7 @@ from common.configurator import PositiveInt, build, load
 from common.errors import UserError, folded, nearest, printable, run
 from tokens import downloads, ngrams, sources, token_files
 from tokens.documents import find_files, open_input
-from tokens.sources import FORMER, HUB, NAMED, SHAKESPEARE
+from tokens.sources import HUB, NAMED, SHAKESPEARE
 from tokens.tokenizer import ByteTokenizer, CharTokenizer, train_bpe
 from tokens.writing import Corpus, PairRows, write_corpus, write_pairs
 
@@ -165,11 +165,8 @@ def check_request(name, config, folder):
         raise UserError("there is no table with fields", "--field", "add --input=TABLE")
     if name in NAMED or os.path.isfile(folder / "input.txt"):
         return
-    if name in FORMER:
-        fix = f"run `python prepare.py {name} --input={FORMER[name]}`"
-        raise UserError(f"{name} is read from the hub by its address", "--input", fix)
     near = nearest(name, NAMED) or f"choose from {', '.join(NAMED)}"
-    fix = f"add --input=TEXTFILE for a text of your own; {near}"
+    fix = f"add --input=TEXTFILE, or --input=hf:OWNER/NAME for a set of the hub; {near}"
     raise UserError(f"{name} is not a known dataset", "--input", fix)
 
 

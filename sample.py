@@ -93,7 +93,7 @@ def probabilities(
     repetition_penalty: divides the logits of seen tokens that are positive and multiplies those
         that are negative (CTRL, Keskar et al. 2019, arXiv:1909.05858, as in transformers)
     temperature: divides the logits; 0 puts all probability on the likeliest token
-    top_k: keeps the k likeliest tokens
+    top_k: keeps the k likeliest tokens, and those as likely as the k-th
     top_p: keeps the smallest set of the likeliest tokens that together reach probability top_p
         (nucleus sampling, Holtzman et al. 2019, arXiv:1904.09751)
     min_p: keeps tokens at least min_p times as likely as the likeliest

@@ -74,7 +74,7 @@ def prepare_missing(folder):
 def make_model(settings, tokenizer, vocab_size):
     """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new."""
     if settings.folder:
-        fix = "leave out the keys that change the architecture, or choose another checkpoint"
+        fix = "leave out the keys that change the architecture, or restore the code of its parts"
         return checkpoint.load_model(settings.folder, settings.model, fix=fix)
     if settings.config.init_from == "scratch":
         return new_model(settings, vocab_size)

@@ -38,7 +38,7 @@ class VerdictConfig:
     arm_column: str = "arm"  # what was changed
     loss_column: str = "loss"  # what is compared; lower is better
     seed_column: str = "seed"  # without this column, each row is a run
-    setting_column: str = "setting"  # without it, all runs are of one setting
+    setting_column: str = "setting"  # without it, a table is of one setting
     #: the largest difference that counts as none, in the unit of the loss; without it nothing ties
     margin: Annotated[float, Range(above=0)] | None = None
 
@@ -240,14 +240,16 @@ def print_arms(tables, config):
     """Print a line for each arm of each setting. Returns [note]."""
     rows = judge(tables, config.margin)
     lines = [["arm", "runs", "mean", "difference [95 %]", "p", "verdict", "seeds to decide"]]
+    places = places_of(tables)
+    form = f"+.{places}f"
     for row in rows:
-        interval = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
+        interval = f"{row['difference']:{form}} [{row['low']:{form}}, {row['high']:{form}}]"
         if row["verdict"] == "base" or math.isnan(row["difference"]):
             interval = ""
         elif math.isnan(row["low"]):
-            interval = f"{row['difference']:+.4f}"
+            interval = f"{row['difference']:{form}}"
         p = "" if math.isnan(row["p"]) else f"{row['p']:.2g}"
-        numbers = [str(row["n"]), f"{row['mean']:.4f}", interval, p]
+        numbers = [str(row["n"]), f"{row['mean']:.{places}f}", interval, p]
         lines.append([row["arm"], *numbers, row["verdict"], row["seeds"]])
     print_table(lines)
 
@@ -298,14 +300,15 @@ def print_settings(settings, config):
     """Print a line for each arm over settings. Returns [note]."""
     lines = [["arm", "better in", "mean [95 %]", "new setting [95 %]", "P(better)", "verdict"]]
     found, notes = across_settings(settings, config)
+    form = f"+.{places_of(settings.values())}f"
     for effect in found:
         better = f"{effect.n_helps} of {effect.n_settings}"
         numbers = ["", "", ""]
         if math.isfinite(effect.mean):
-            numbers[0] = f"{-effect.mean:+.4f}"
+            numbers[0] = f"{-effect.mean:{form}}"
         if not math.isnan(effect.mean_low):
-            numbers[0] += f" [{-effect.mean_high:+.4f}, {-effect.mean_low:+.4f}]"
-            numbers[1] = f"[{-effect.new_high:+.4f}, {-effect.new_low:+.4f}]"
+            numbers[0] += f" [{-effect.mean_high:{form}}, {-effect.mean_low:{form}}]"
+            numbers[1] = f"[{-effect.new_high:{form}}, {-effect.new_low:{form}}]"
             numbers[2] = f"{effect.p_helps:.2f}"
         lines.append([effect.part, better, *numbers, effect.word])
     print_table(lines)
@@ -331,6 +334,13 @@ def print_settings(settings, config):
             "If nan meant 'missing', leave the cell empty."
         )
     return notes + diverged
+
+
+def places_of(tables):
+    """The decimal places of the losses in some {arm: losses}: 4, more if all losses are small."""
+    losses = [loss for groups in tables for each in groups.values() for loss in each]
+    largest = max((abs(loss) for loss in losses if math.isfinite(loss) and loss), default=1.0)
+    return max(4, 3 - math.floor(math.log10(largest)))
 
 
 def print_table(lines):

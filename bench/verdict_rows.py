@@ -8,6 +8,7 @@ import io
 import math
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,10 +78,12 @@ def runs_of_table(path, config, given):
     for line, row in rows:
         texts = {key: text_of(value) for key, value in row.items()}
         others = {key: text for key, text in texts.items() if key not in names.values()}
+        # pandas writes integers as 1.0, 2.0 where the column has gaps.
+        seed = texts.get(names["seed"], "").removesuffix(".0")
         found = Run(
             arm=texts.get(names["arm"], ""),
             setting=texts.get(names["setting"], ""),
-            seed=texts.get(names["seed"], "") if names["seed"] in columns else None,
+            seed=seed if names["seed"] in columns else None,
             loss=loss_of(texts.get(names["loss"], ""), f"{path}:{line}"),
             others={"file": str(path)} | others,
         )
@@ -128,34 +131,30 @@ def rows_of_cells(path, text):
     own = DELIMITERS[path.suffix.lower()]
     delimiter = max([own, ",", ";", "\t"], key=header.count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)
-    columns = None
+    table = []  # (number of its line, its cells) of each line that is not empty
     try:
         for cells in reader:
             cells = [cell.strip() for cell in cells]
-            if not any(cells):
-                continue
-            if columns is None:
-                columns = cells
-                if len(columns) == 1:
-                    fix = "separate its cells by commas, semicolons or tabs"
-                    raise UserError(f"it has one column, {columns[0]}", path, fix)
-                for name in filter(None, columns):
-                    if columns.count(name) > 1:
-                        where = f"{path}:{reader.line_num}"
-                        raise UserError(
-                            f"two columns are named {name}", where, "rename one of them"
-                        )
-                continue
-            if any(cells[len(columns) :]):
-                what = f"{len(cells)} cells under {len(columns)} columns"
-                fix = "put a cell with a comma in quotes"
-                raise UserError(what, f"{path}:{reader.line_num}", fix)
-            named = dict(zip(columns, cells, strict=False))
-            named.pop("", None)  # the index that pandas writes has no name
-            yield reader.line_num, named
+            if any(cells):
+                table.append((reader.line_num, cells))
     except csv.Error as error:
         where = f"{path}:{reader.line_num}"
         raise UserError(f"cannot read: {one_line(error)}", where, "correct this line") from None
+
+    first, columns = table[0] if table else (1, [])
+    if len(columns) == 1:
+        fix = "separate its cells by commas, semicolons or tabs"
+        raise UserError(f"it has one column, {columns[0]}", path, fix)
+    for name in filter(None, columns):
+        if columns.count(name) > 1:
+            raise UserError(f"two columns are named {name}", f"{path}:{first}", "rename one")
+    for number, cells in table[1:]:
+        if any(cells[len(columns) :]):
+            what = f"{len(cells)} cells under {len(columns)} columns"
+            raise UserError(what, f"{path}:{number}", "put a cell with a comma in quotes")
+        named = dict(zip(columns, cells, strict=False))
+        named.pop("", None)  # the index that pandas writes has no name
+        yield number, named
 
 
 def text_of(value):
@@ -239,6 +238,10 @@ def last_of_each(runs, config):
             warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {fix}")
         else:
             notes.append(f"{what}.")
+        for key in columns:
+            cells = Counter(each.others.get(key) for each in last.values())
+            if len(cells) > 1 and 2 * max(cells.values()) > len(last):
+                warnings.append(f"Some runs may be cut short: their last rows differ in {key}.")
     if len(known) < len(runs):
         notes.append(f"Rows left out, without a loss or an arm: {len(runs) - len(known)}.")
         lost = {each.arm for each in runs} - {each.arm for each in known} - {""}

@@ -111,7 +111,7 @@ def check_layer(model, layer):
         raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
 
     if not has_map(model.blocks[layer].attn):
-        fix = "choose a layer of attention with values of its own, unchanged, and no gate or sink"
+        fix = "choose a layer of attention with values of its own, and a model without attn_extra"
         raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
 
 

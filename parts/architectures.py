@@ -171,14 +171,13 @@ UNSEEN = ("dropout", "attn_dropout", "multiple_of", "ffn_dim_multiplier")
 
 
 def readers():
-    """{key: (slot, [the words of the slot whose parts read the key])}. A key that is not here is
-    read by every model."""
+    """{key: [(slot, word)] of the parts that read the key}. A key that is not here is read by
+    every model."""
     found = {}
     for slot, words in SLOTS.items():
         for word, part in words.items():
             for key in getattr(part, "reads", ()):
-                _, read_by = found.setdefault(key, (slot, []))
-                read_by.append(word)
+                found.setdefault(key, []).append((slot, word))
     return found
 
 
@@ -186,9 +185,9 @@ def without_effect(values):
     """The keys among `values` that no part of this model reads."""
     values = dict(mixer=VariantConfig.mixer) | values
     unread = []
-    for key, (slot, words) in readers().items():
-        chosen = values.get(slot, "").split(",")
-        if key in values and set(chosen).isdisjoint(words):
+    for key, read_by in readers().items():
+        used = any(word in values.get(slot, "").split(",") for slot, word in read_by)
+        if key in values and not used:
             unread.append(key)
     mixers = [MIXER[word] for word in values["mixer"].split(",")]
     has_rmsnorm = values.get("qk_norm", "none") != "none" or any(mixer.normed for mixer in mixers)

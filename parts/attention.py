@@ -145,7 +145,7 @@ class Attention(Mixer):
             norm = BareRMSNorm if config.norm == "rmsnorm_bare" else RMSNorm
             per_head = self.qk_norm == "head"
             self.q_norm = norm(D if per_head else D * H, config)
-            self.k_norm = norm(D if per_head else D * K, config)
+            self.k_norm = norm(D if per_head else D * K, config) if self.makes_kv else None
         self.extras = {}  # {word of attn_extra: Extra}
         self.changes_scores = False  # whether one of them does
 
@@ -240,7 +240,8 @@ class Attention(Mixer):
         scores = self.softcap * torch.tanh(scores / self.softcap)
         if bias is not None:
             scores = scores + bias
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        least = torch.finfo(scores.dtype).min  # -inf would make a row nan that sees only padding
+        weights = scores.masked_fill(~mask, least).softmax(-1)
         return F.dropout(weights, p) @ v
 
     def output(self, x, y, own, cache=None):

@@ -207,10 +207,9 @@ def needed(key, word, base):
         return {"block": "parallel"}
     if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
         return {"position": "none"}
-    slot, words = readers().get(key, (None, ()))
-    if slot is None or set(getattr(base, slot).split(",")) & set(words):
-        return {}
-    return {slot: words[0]}
+    read_by = readers().get(key, [])
+    used = any(word in getattr(base, slot).split(",") for slot, word in read_by)
+    return {} if used else dict(read_by[:1])
 
 
 def catalogue(values):
@@ -271,7 +270,7 @@ def table():
     read_by = readers()
     lines = ["| slot | words | further keys |", "|---|---|---|"]
     for slot, words in SLOTS.items():
-        own = [f"`{key}`" for key in read_by if read_by[key][0] == slot and key not in SLOTS]
+        own = [f"`{key}`" for key in read_by if read_by[key][0][0] == slot and key not in SLOTS]
         lines.append(f"| `{slot}` | `{' '.join(words)}` | {', '.join(own)} |")
     rest = [f"`{key}`" for key in keys(VariantConfig) if key not in {*SIZES, *SLOTS, *read_by}]
     lines.append(f"| other keys | {', '.join(rest)} | |")

@@ -90,7 +90,6 @@ class Rope(Position):
         super().__init__(config)
         self.config = config
         self.width = self.turned_width(head_width(config))
-        self.scaling = Scaling(config)
 
     def turned_width(self, D):
         """The width of the turned part of a head, even."""

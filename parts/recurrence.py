@@ -76,10 +76,8 @@ class StateMixer(Mixer):
             return self.chunked(S, *inputs)[0]
 
         S = S if cache.states is None else cache.last()
-        spare = cache.cache.spare  # the last tokens, which the cache must be able to forget
-        prefix = max(0, T - spare)  # the tokens before them
-        if T == 1:
-            prefix = 0
+        # The tokens before the last ones, which the cache must be able to forget.
+        prefix = max(0, T - cache.cache.spare) if T > 1 else 0
         outputs = []
         states = []
         if prefix:

@@ -111,13 +111,14 @@ class Hyper(Plain):
 
     paper = "Zhu et al. 2024, arXiv:2409.19606"
     reads = ("streams",)
+    connection = Connection
 
     def __init__(self, config, layer, reads_per_block):
         super().__init__(config, layer, reads_per_block)
         self.n = config.streams
         first = layer * reads_per_block
         self.connections = nn.ModuleList(
-            Connection(config, first + k) for k in range(reads_per_block)
+            self.connection(config, first + k) for k in range(reads_per_block)
         )
 
     def spread(self, x):
@@ -159,7 +160,7 @@ class ConstrainedConnection(Part):
     its weight is part of W, and its division follows the product.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, k=0):
         super().__init__()
         n = config.streams
         self.n = n
@@ -215,13 +216,7 @@ class Constrained(Hyper):
     """
 
     paper = "Xie et al. 2025, arXiv:2512.24880"
-
-    def __init__(self, config, layer, reads_per_block):
-        Plain.__init__(self, config, layer, reads_per_block)
-        self.n = config.streams
-        self.connections = nn.ModuleList(
-            ConstrainedConnection(config) for _ in range(reads_per_block)
-        )
+    connection = ConstrainedConnection
 
 
 class DepthMix(Part):

@@ -63,7 +63,7 @@ class VariantConfig:
     # rare: widths of MLPs, norms
     mlp_width: PositiveInt | None = None  # None: 4 n_embd, or two thirds of that where it is gated
     multiple_of: PositiveInt = 256  # a gated MLP's width is rounded up to a multiple of this
-    ffn_dim_multiplier: PositiveFloat | None = None  # scales a gated MLP's width
+    ffn_dim_multiplier: PositiveFloat | None = None  # of a gated MLP without mlp_width
     norm_eps: PositiveFloat = 1e-5  # of rmsnorm, and of the norms in mixers
     # rare: positions
     rope_theta: PositiveFloat = 10000.0  # of rope
@@ -79,7 +79,7 @@ class VariantConfig:
     qk_norm: Literal["none", "head", "full"] = "none"
     attn_softcap: NonNegativeFloat = 0.0  # 0: none
     logit_softcap: NonNegativeFloat = 0.0  # 0: none
-    low_rank: NonNegativeInt = 0  # rank of every matrix of the blocks; 0: full
+    low_rank: NonNegativeInt = 0  # rank of the linear maps of the blocks; 0: full
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
     residual: Words(RESIDUAL) = "plain"  # how sublayers read and add to the residual stream
     streams: PositiveInt = 4  # of hyper and mhc: residual streams

@@ -379,8 +379,3 @@ NAMED = {
     "summaries_byte": Named("summaries, 4.9 MB", open_summaries, "byte"),
     "summaries_bpe1024": Named("summaries, 4.9 MB", open_summaries, "bpe", 1024),
 }
-FORMER = {  # names of earlier versions, and where their texts are
-    "tinystories": "hf:roneneldan/TinyStories",
-    "fineweb-edu": "hf:HuggingFaceFW/fineweb-edu:sample-10BT",
-    "wikitext-103": "hf:Salesforce/wikitext:wikitext-103-raw-v1",
-}

@@ -37,10 +37,7 @@ OTHER_CHIPS = {"Laptop", "MIG", "Ti", "D"}  # words that name another chip, or a
 
 def variant_config(run):
     """The model's configuration as a VariantConfig, which parts/costs.py reads."""
-    c = run.model.config
-    if isinstance(c, VariantConfig):
-        return c
-    return configure(asdict(c) | {"model": run.config.model}, as_variant=True)
+    return configure(asdict(run.model.config) | {"model": run.config.model}, as_variant=True)
 
 
 def peak_flops(runtime):

@@ -10,7 +10,6 @@ A checkpoint always holds whole tensors, so that a run can move between one proc
 """
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -45,16 +44,12 @@ def shard(model, how, runtime):
     """With fsdp, shard the weights of `model` in place. Call it before making the optimizers."""
     if runtime.world_size == 1 or how == "ddp":
         return
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     mesh = dist.init_device_mesh(runtime.device_kind, (runtime.world_size,))
-    # Autocast multiplies a block's matrices in bfloat16, so they are gathered as such, in half the
-    # bytes. Activations keep their formats, and gradients are summed in float32.
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    if runtime.dtype == "bfloat16":
-        policy = replace(policy, param_dtype=torch.bfloat16)
+    # Weights stay in float32, as in ddp. The last block stays gathered: the head may read it.
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, reshard_after_forward=block is not model.blocks[-1])
     fully_shard(model, mesh=mesh)
 
 
@@ -69,8 +64,10 @@ def with_ddp(net, model, runtime, accumulates):
     per step."""
     if runtime.world_size == 1 or is_sharded(model):
         return net
-    # torch's static_graph fails where the first backward pass is within no_sync().
-    return DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=not accumulates)
+    # torch's static_graph fails where the first backward pass is within no_sync(). All ranks
+    # compute the same buffers.
+    options = dict(gradient_as_bucket_view=True, broadcast_buffers=False)
+    return DistributedDataParallel(net, static_graph=not accumulates, **options)
 
 
 def accumulating(net, model, last):

@@ -65,7 +65,7 @@ class TrainConfig:
     #: the first steps, in which the rate rises; a resumed run goes on where its schedule was
     warmup_iters: NonNegativeInt = 2000
     lr_decay_iters: NonNegativeInt | None = None  # step that reaches min_lr; None: max_iters
-    min_lr: NonNegativeFloat | None = None  # end of the schedule; None: a tenth of learning_rate
+    min_lr: NonNegativeFloat | None = None  # not of constant; None: a tenth of learning_rate
     weight_decay: NonNegativeFloat = 0.1
     beta1: Fraction = 0.9  # of the gradients' mean; Muon's momentum
     beta2: Fraction = 0.95
@@ -248,7 +248,7 @@ def model_values(values):
 def check_base(values, stored):
     """Raise UserError if a run that starts from weights of the model `stored` names another base,
     arch or n_head. Print a note of other keys that differ, where the weights still fit."""
-    for key in ("model", "arch", "n_head"):
+    for key in ("model", "arch", "n_head", "match"):
         if values.get(key) not in (None, stored.get(key)):
             what = f"init_from={values['init_from']} has weights of a model with another {key}"
             raise UserError(what, f"{key}={values[key]}", "remove it")

@@ -109,7 +109,8 @@ def check_config(config, path):
             check(key, config.get(key), kinds[key], path)
         configure(config)
     except UserError as error:
-        raise UserError(error.parts[0], path, FOREIGN) from None
+        fix = "restore the code that trained it, or choose another checkpoint"
+        raise UserError(error.parts[0], path, fix) from None
 
 
 def check_vocabulary(tokenizer, vocab_size, where, fix):

@@ -39,8 +39,7 @@ def run_once(values, out_dir):
     if checkpoint.steps(out_dir):
         values = {"init_from": "resume"}
     run = start_run(values | {"out_dir": out_dir})
-    # Count the time from before the interruption, too.
-    began -= run.state["seconds"]
+    began -= run.state["seconds"]  # before it was interrupted
     cpu_began -= run.state.get("cpu_seconds", 0.0)
     reason = None
     row = {}

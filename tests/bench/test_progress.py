@@ -42,14 +42,6 @@ def test_each_run_that_ends_has_a_line_and_moves_the_bar(capsys):
     ]
 
 
-def test_the_bar_of_a_resumed_sweep_begins_where_its_count_does():
-    jobs = [runs.Job("rope", seed, 1, "report", "out", {}, *"chd") for seed in range(4)]
-    sweep = SimpleNamespace(rows={job.key: {} for job in jobs[:3]}, predicted={"rope": 10.0})
-    with progress.RunBar(sweep, jobs) as bar:
-        (task,) = bar.tasks
-        assert task.description == "3/4 runs" and task.percentage == 75
-
-
 def test_work_shows_off_a_terminal_that_it_goes_on(monkeypatch, capsys):
     times = iter([0, 20, 31, 31, 40, 62, 62])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))

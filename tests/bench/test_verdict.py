@@ -182,14 +182,17 @@ def printed(tmp_path, capsys):
 
 def test_of_several_rows_of_a_run_the_last_with_a_loss_counts(printed):
     """A log has rows of training too, and the last row of a run may be empty."""
-    rows = [{"arm": "baseline", "seed": 1, "loss": 3.0}]
+    rows = [{"arm": "baseline", "seed": 1.0, "loss": 3.0, "step": 5}]
     for arm, losses in {"baseline": BASE, "mi\u2028ne": LOWER}.items():
         for seed, loss in enumerate(losses):
             rows.append({"arm": arm, "seed": seed, "loss": loss, "step": 10})
             rows.append({"arm": arm, "seed": seed, "train_loss": 1.5, "step": 20})
     out = printed(rows)
     assert "1 of 9 rows were replaced" in out and "without a loss or an arm: 8." in out
-    assert f"{np.mean(BASE):.4f}" in out and "better" in out
+    assert f"{np.mean(BASE):.4f}" in out and "better" in out and "cut short" not in out
+    rows[-2] = {"arm": "mi\u2028ne", "seed": 2, "loss": 2.5, "step": 5}
+    assert "Some runs may be cut short: their last rows differ in step." in printed(rows)
+    assert "0.00003100" in printed([{"arm": arm, "loss": 3.1e-5} for arm in ("baseline", "mine")])
 
 
 TWO_DATASETS = ["run,dataset,size,arm,seed,loss"]

@@ -146,7 +146,8 @@ def ragged(model):
     x = tokens(model.config)
     padded = torch.cat((x[0, :4], x[1, :6]))  # the second row has 4 tokens of padding
     cache = KVCache(pad=torch.tensor([0, 4]))
-    first = model(torch.stack((x[0, :10], padded)), cache=cache)[0]
+    prompts = torch.stack((x[0, :10], padded)).split((3, 7), dim=1)  # at first padding alone
+    first = torch.cat([model(part, cache=cache)[0] for part in prompts], 1)
     then = model(torch.stack((x[0, 10:12], x[1, 6:8])), cache=cache)[0]
     for row, pad in ((0, 0), (1, 4)):
         alone = model(x[row : row + 1, : 12 - pad])[0][0]

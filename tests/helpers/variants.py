@@ -40,7 +40,7 @@ NUMBERS = [
     dict(conv=3, window=5),
     dict(conv=3, conv_sites="queries,keys,values,output", n_kv_head=2, qk_norm="head"),
     dict(conv_sites="input,mlp_input,mlp_inner,mlp_output", mixer="mamba2,attention"),
-    dict(kv_shared_by=2, position="rope"),
+    dict(kv_shared_by=2, position="rope", qk_norm="head"),
     dict(kv_shared_by=2, window=5, attn_extra="xsa,sink", conv_sites="keys,output"),
     dict(streams=2, residual="hyper", block="post"),
     dict(residual="hyper", block="parallel"),

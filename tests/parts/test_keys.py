@@ -6,6 +6,7 @@ from common.configurator import keys
 from common.errors import UserError
 from helpers.variants import ARMS, CORNER, SIZES, config
 from parts.architectures import CORNERS, configure, make, without_effect
+from parts.slots import SLOTS
 from parts.variant import Variant, VariantConfig
 
 
@@ -90,9 +91,11 @@ def test_configure_and_make():
     assert slots == ("rope", "layernorm", "gelu", "all", True)
 
 
-def test_keys_without_an_effect():
+def test_keys_without_an_effect(monkeypatch):
     values = dict(norm="none", norm_eps=0.1, embed_norm=True, mlp="none", mlp_width=9, conv=4)
     assert without_effect(values) == ["norm_eps", "mlp_width", "embed_norm"]
     assert not without_effect(values | dict(norm="rmsnorm", mlp="moe"))
     for word in ("mla", "differential", "attention,mla"):  # with norms of their own
         assert "norm_eps" not in without_effect(values | dict(mixer=word))
+    monkeypatch.setattr(SLOTS["mlp"]["gelu"], "reads", ("norm_eps",), raising=False)
+    assert "norm_eps" not in without_effect(values | dict(mlp="gelu"))

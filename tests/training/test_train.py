@@ -125,7 +125,12 @@ def test_an_evaluation_is_without_dropout(data_dir, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "first,then,model", [("one", "fsdp", "llama"), ("ddp", "one", "gpt2"), ("fsdp", "ddp", "gpt2")]
+    "first,then,model",
+    [
+        ("one", "fsdp", "llama --residual=attn_res"),  # whose head reads the last block
+        ("ddp", "one", "gpt2"),
+        ("fsdp", "ddp", "gpt2"),
+    ],
 )
 @pytest.mark.slow
 def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
