@@ -91,7 +91,7 @@ LONG = "x" * 300
         ("mybook", {"input": "book.txt", "vocab_size": 300}, ["add --tokenizer=bpe"]),
         ("mybook", {"field": "body"}, ["--field", "--input="]),
         ("task:copy", {}, ["python -m extras.tasks copy"]),
-        ("wikitext-103", {}, ["--input=hf:Salesforce/wikitext:wikitext-103-raw-v1"]),
+        ("wikitext-103", {}, ["--input=hf:OWNER/NAME"]),
         ("mybook", {"input": "book.txt", "data_dir": LONG}, ["be written", "--data_dir"]),
         ("mybook", {"input": "book.txt", "data_dir": "a\0b"}, ["be written", "--data_dir"]),
     ],
