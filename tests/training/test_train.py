@@ -128,7 +128,7 @@ def test_an_evaluation_is_without_dropout(data_dir, tmp_path):
     "first,then,model",
     [
         ("one", "fsdp", "llama --residual=attn_res"),  # whose head reads the last block
-        ("ddp", "one", "gpt2"),
+        ("ddp", "one", "gpt2 --mlp=moe --moe_balance=bias"),
         ("fsdp", "ddp", "gpt2"),
     ],
 )
