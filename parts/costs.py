@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
-from parts.architectures import ARCH, CORNERS, configure, readers
+from parts.architectures import ARCH, CORNERS, configure, readers, without_effect
 from parts.part import Linear, Part, short_convs
 from parts.slots import CONV_SITES, MIXER, MLP, POSITION, SLOTS
 from parts.variant import Variant, VariantConfig
@@ -207,9 +207,9 @@ def needed(key, word, base):
         return {"block": "parallel"}
     if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
         return {"position": "none"}
-    read_by = readers().get(key, [])
-    used = any(word in getattr(base, slot).split(",") for slot, word in read_by)
-    return {} if used else dict(read_by[:1])
+    if key in without_effect(asdict(base)):
+        return dict(readers()[key][:1])
+    return {}
 
 
 def catalogue(values):
