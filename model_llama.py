@@ -112,7 +112,7 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        width = int(2 * 4 * config.n_embd / 3)  # two thirds of 4C, so that three matrices cost two
+        width = int(2 * 4 * config.n_embd / 3)  # 2/3 of 4C: so three matrices cost as much as two
         width = int((config.ffn_dim_multiplier or 1) * width)  # rounded twice, as in Meta's code
         width = config.multiple_of * math.ceil(width / config.multiple_of)
         self.gate = nn.Linear(config.n_embd, width, bias=False)

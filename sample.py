@@ -138,8 +138,8 @@ def draw(p, generators):
 
 def write_samples(model, tokenizer, wanted, config, on_text=lambda piece: None, sampler=None):
     """Write one Sample for each of `wanted`, [(prompt, sample number), ...], in one batch. The
-    random draws of a sample depend on its own prompt and number alone. on_text: called with each
-    piece of text as it is written. sampler: another function to call in place of `steps`."""
+    random draws of a sample depend on the seed, its prompt and its number alone. on_text: called
+    with each piece of text as it is written. sampler: a function to call in place of `steps`."""
     explain = config.jsonl or config.show_probs
     ids = [tokenizer.prompt(prompt) for prompt, _ in wanted]
     samples = []
@@ -240,7 +240,7 @@ def choose_device(config):
 
 def open_model(name, texts, config, device, dtype):
     """Open a model to write with: fit the prompts to its tokenizer, and convert its weights to the
-    number format `dtype` and to the order in which a token reads them fastest."""
+    number format `dtype` and to the memory layout in which single tokens are fastest."""
     from sampling.fast import make_fast  # here, since train.py and load do without
 
     model, tokenizer, what = open_weights(name, config.checkpoint, device)
@@ -384,12 +384,12 @@ def main(argv):
         refuse_idle(given.typed, ["num_samples"])
     texts = read_prompts(config.start, config.prompts)  # first, so that a mistake shows at once
     device, dtype = choose_device(config)
-    resumes = config.init_from == "resume"
-    if not resumes:
-        refuse_idle(given.typed, ["out_dir"])
-    name = config.out_dir if resumes else config.init_from
-    if resumes:
+    name = config.init_from
+    if name == "resume":
+        name = config.out_dir
         find(name, config.checkpoint)  # raises UserError if this is no run
+    else:
+        refuse_idle(given.typed, ["out_dir"])
     opened = open_model(name, texts, config, device, dtype)
     if config.converses():
         config.num_samples = 1

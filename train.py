@@ -10,7 +10,7 @@ The run folder (weights/checkpoint.py) holds all that sampling needs; resuming a
 dataset. The settings of a run to resume are read from its checkpoint (training/settings.py). On a
 CPU, a run that is interrupted and resumed ends with the same bits as an uninterrupted one, because
 the batch and the dropout of a step depend on (seed, step) alone. (A compiled run does so on one
-thread: several sum the embedding's gradient in any order.) From Python: `train.main([...])`.
+thread only: several sum the embedding's gradient in any order.) From Python: `train.main([...])`.
 """
 
 from common import early, errors
@@ -40,7 +40,7 @@ from training.settings import TrainConfig, check_order, first_state, read_config
 from weights import checkpoint
 from weights.checks import check_size
 
-EVAL_TRAIN_TOKENS = 32768  # an evaluation scores at most so many tokens of the train split
+EVAL_TRAIN_TOKENS = 32768  # an evaluation scores at most this many tokens of the train split
 
 # What a seed is for: the second number of seed_for(seed, ...).
 INITIAL_WEIGHTS = 0
@@ -264,7 +264,7 @@ def update_weights(run, lr):
     if hasattr(norm, "full_tensor"):  # sharded by fsdp
         norm = norm.full_tensor()
 
-    # At a scale of 1 the gradients themselves are not finite: read_steps ends the run.
+    # At a scale of 1 there is nothing left to halve: the step counts, and read_steps ends the run.
     skipped = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
     for group in groups:
         group["lr"] = lr * group.get("rate", 1.0)  # adam_rate, for AdamW beside Muon
@@ -301,7 +301,7 @@ def evaluate(run, split, limit, stop=None, name=""):
     scored = net.evaluation_net(run.net, runtime)
     batches = split.eval_batches(run.config.batch_size, limit)
     total = math.ceil(split.eval_rows(limit) / run.config.batch_size)
-    values = []  # for each batch: its mean loss, or (3,) if `measured` (net.Loss)
+    values = []  # for each batch: its mean loss, with pairs also its measures (net.Loss)
     counts = []  # for each batch: its numbers of targets and rows
 
     run.model.eval()
@@ -313,8 +313,8 @@ def evaluate(run, split, limit, stop=None, name=""):
         arrays = group[runtime.rank % len(group)]
         inputs = [to_device(array, runtime.device) for array in arrays]
         with runtime.autocast():
-            value = scored(*inputs, measured=bool(split.measures))  # for pairs
-        # Counts of 0, where another rank scores a batch, make its row 0. The ranks add rows up.
+            value = scored(*inputs, measured=bool(split.measures))
+        # Of a batch that another rank scores, the counts are 0 here, and so is its row.
         for rank, (_, y, *_) in enumerate(group):
             values.append(value)
             counts.append(split.counts(y) if rank == runtime.rank else (0, 0))
@@ -380,10 +380,10 @@ def train(run, log, stop):
         if report_due or clock.is_new or stop.status or evaluation_due(run):
             count = len(run.unread)
             loss, norm = read_steps(run)
-            seconds = clock.read(count)  # of a step
+            step_seconds = clock.read(count)
             if report_due:
                 lr = learning_rate(run.step - 1, run.config)
-                log.report(run_folder.step_row(run, loss, norm, lr, seconds))
+                log.report(run_folder.step_row(run, loss, norm, lr, step_seconds))
             log.end_phase()
         if log.broken and not stop.status:  # nothing takes our output any more (`| head`): stop
             stop.status = errors.BROKEN_PIPE
@@ -421,7 +421,7 @@ def evaluate_and_save(run, log, stop):
         state["best_val_loss"] = row["val_loss"]
         state["best_bits_per_byte"] = row["bits_per_byte"]
         state["best_step"] = run.step
-    if run.step or not run.config.max_iters:  # step 0 costs nothing to repeat, if others follow
+    if run.step or not run.config.max_iters:  # step 0 is not worth saving, unless it is all
         log.phase("saving")
         save(run, is_best)
     log.end_phase()

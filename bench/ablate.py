@@ -9,7 +9,7 @@ Measure what parts are worth: train a base, and arms with one part swapped, with
 
 A sweep is a folder, out_dir. Stop it at any time; the same command continues it. The keys of
 train.py, except its seeds and out_dir, set the base of a sweep, in a config file or on the command
-line (of many settings, only within `settings` of the file). The sweep's own keys are:
+line. A file of many settings has them within `settings`. The sweep's own keys are:
 """
 
 import sys
@@ -60,7 +60,7 @@ def run_one(sweep, start=runs.run_local):
             completed = complete(sweep, stop, start)
         if not completed:
             text = f"stopped and saved; the same command continues:\n{in_lines(sweep.command)}"
-            if tell(text, sys.stdout):  # it refuses the text
+            if tell(text, sys.stdout):  # stdout is closed
                 tell(text)  # on stderr
             return stop.status
         with doing("writing the report"):

@@ -47,9 +47,9 @@ class VerdictConfig:
 
 
 def judge(tables, margin):
-    """[row] of each {arm: losses} of a setting, the base first: a dictionary of mean, difference
-    with its interval, verdict, seeds (as many of the arm as would decide it, as a text), and p,
-    corrected for all arms of all settings that can be tested (nan: the arm cannot)."""
+    """[row] for each arm of each table {arm: losses}, which begins with the base. A row is a
+    dictionary: the columns of its Contrast, mean, verdict, p (corrected for all arms that can be
+    tested, in all tables; nan of an arm that cannot), and seeds (a text: as many would decide)."""
     import numpy as np
 
     from bench.ablation import contrasts
@@ -208,7 +208,7 @@ def check_arms(arms, config, without_loss):
             fix = f"let a run of {', '.join(sorted(without_loss))} end"
         raise UserError(f"{arms[0]} is the only arm with a loss", "runs", fix)
     if config.base not in arms:
-        fix = nearest(config.base, arms) or f"--base= names one of: {', '.join(arms)}"
+        fix = nearest(config.base, arms) or f"choose --base= from {', '.join(arms)}"
         raise UserError(f"no arm {config.base}", "base", fix)
 
 
@@ -264,8 +264,8 @@ def print_arms(tables, config):
     undecided = [row for row in rows if row["verdict"] == "undecided"]
     if any(row["low"] * row["high"] > 0 for row in undecided):
         notes.append(
-            "An arm can be undecided though its interval excludes 0: p counts all arms, and an arm"
-            " with a run that diverged is never better."
+            "An arm can be undecided though its interval excludes 0: p counts all arms and is"
+            " the larger of two tests, and an arm with a run that diverged is never better."
         )
     for row in rows:
         notes += notes_on_runs(row["arm"], row["pair"][0])
@@ -309,7 +309,7 @@ def print_settings(settings, config):
         if not math.isnan(effect.mean_low):
             numbers[0] += f" [{-effect.mean_high:{form}}, {-effect.mean_low:{form}}]"
             numbers[1] = f"[{-effect.new_high:{form}}, {-effect.new_low:{form}}]"
-            numbers[2] = f"{effect.p_helps:.2f}"
+            numbers[2] = effect.chance
         lines.append([effect.part, better, *numbers, effect.word])
     print_table(lines)
     known = [effect for effect in found if not math.isnan(effect.mean_low)]

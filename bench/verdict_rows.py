@@ -130,7 +130,7 @@ def rows_of_cells(path, text):
     header = text.lstrip("\r\n").partition("\n")[0]
     own = DELIMITERS[path.suffix.lower()]
     delimiter = max([own, ",", ";", "\t"], key=header.count)
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
     table = []  # (number of its line, its cells) of each line that is not empty
     try:
         for cells in reader:
@@ -139,7 +139,8 @@ def rows_of_cells(path, text):
                 table.append((reader.line_num, cells))
     except csv.Error as error:
         where = f"{path}:{reader.line_num}"
-        raise UserError(f"cannot read: {one_line(error)}", where, "correct this line") from None
+        fix = "close the quotes of each cell, and double those within a cell"
+        raise UserError(f"cannot read: {one_line(error)}", where, fix) from None
 
     first, columns = table[0] if table else (1, [])
     if len(columns) == 1:
@@ -223,7 +224,7 @@ def last_of_each(runs, config):
         raise UserError("no row has both a loss and an arm", "runs", fix)
     last = {}
     for number, each in enumerate(known):
-        last[each[:3] if each.seed else number] = each
+        last[each[:3] if each.seed else number] = each  # [:3]: arm, setting, seed
     seeded = [each for each in known if each.seed]
     replaced = [(each, last[each[:3]]) for each in seeded if last[each[:3]] is not each]
 
@@ -255,9 +256,9 @@ def last_of_each(runs, config):
 
 
 def differing(replaced, among=None):
-    """The columns in which rows differ from those that replace them. among: the cells that count;
-    None: all."""
-    columns = {}
+    """The columns in which a replaced row differs from the one that replaced it. among: a column
+    counts if both its cells are among these; None: all count."""
+    columns = {}  # a set in order
     for row, later in replaced:
         for key in row.others | later.others:
             cells = {(key, row.others.get(key)), (key, later.others.get(key))}
@@ -267,8 +268,8 @@ def differing(replaced, among=None):
 
 
 def advice(replaced, known, config):
-    """What to do if the replaced rows were meant to count, as sentences. Raises UserError if they
-    must have been, since names that several arms share, as those of settings, tell them apart."""
+    """What to do if the replaced rows were runs of their own, as sentences. Raises UserError if
+    they must be: a column of names that several arms share, as settings are, tells them apart."""
     arms = {}  # that have a cell
     for each in known:
         for cell in each.others.items():
@@ -284,9 +285,9 @@ def advice(replaced, known, config):
         fix += f"; or delete {names[0]}, and the last row counts"
         raise UserError(what, row.others["file"], fix)
 
-    runs = "each row is a run, give each its own seed"
+    meaning = "each row is a run, give each its own seed"
     if "file" in differing(replaced):
-        return f"If {runs}; if each file is a setting, add a column that names it."
+        return f"If {meaning}; if each file is a setting, add a column that names it."
     for key in differing(replaced, shared)[:1]:
-        runs += f"; if {key} is a setting, add --setting_column={key}"
-    return f"That is right for a log of evaluations. If {runs}."
+        meaning += f"; if {key} is a setting, add --setting_column={key}"
+    return f"That is right for a log of evaluations. If {meaning}."

@@ -1,4 +1,4 @@
-# The best model that two CPU cores train in about 20 minutes, one of them compiling: 0.7 M
+# The best model that two CPU cores train in about 20 minutes, one of which compiles: 0.7 M
 # parameters on 34 plays, four times the text of tiny-shakespeare. The plays leave out the
 # validation split of tiny-shakespeare, so that the model can be scored on it, too:
 #   python prepare.py plays

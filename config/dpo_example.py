@@ -1,4 +1,4 @@
-# Learn from preferences (DPO, extras/preferences.py): 48 lines for characters of Shakespeare's,
+# Learn from preferences (DPO, extras/preferences.py): 48 lines for Shakespeare's characters,
 # each once as an exclamation, which is chosen, and once as a plain sentence, which is rejected.
 #   python train.py config/llama_shakespeare.py
 #   python prepare.py exclaim --tokenizer=out-llama-shakespeare \

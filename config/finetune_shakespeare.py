@@ -14,8 +14,8 @@ out_dir = "out-finetuned"
 batch_size = 1
 if device == "cpu":
     # 4 * 512 = 2,048 tokens a step: 6 * 124 M * 2,048 = 1.5 TFLOP, at 100 GFLOP/s 15 s; 20 steps
-    # are 41 k tokens, 0.14 epochs, in 5 minutes. Five evaluations of 2 * 124 M * 2 * 4,096 tokens =
-    # 2 TFLOP, 20 s. 16 bytes a parameter: 2 GB, and as much again for activations.
+    # are 41 k tokens, 0.14 epochs, in 5 minutes. Five evaluations of 2 * 124 M * 2 * 4,096 tokens,
+    # 20 s each, and all of val at the end, 90 s. 16 bytes a parameter: 2 GB; activations: 2 GB.
     block_size = 512
     gradient_accumulation_steps = 4
     eval_tokens = 4096

@@ -1,5 +1,5 @@
 # GPT-2 on the characters of Shakespeare: 1,003,854 to train on, 111,540 to validate. On a CPU with
-# two cores it takes about 100 s and reaches a validation loss of 1.61. On a GPU it is nanoGPT's
+# two cores it takes 60 to 110 s and reaches a validation loss of 1.61. On a GPU it is nanoGPT's
 # character setting, for which nanoGPT reports 1.47: it is lowest within 90 s on an H200, at 1.446.
 # config/llama_shakespeare.py has the same sizes, budget and schedule with the other model.
 model = "gpt2"
@@ -17,7 +17,7 @@ if device == "cpu":
     optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
     dropout = 0.0
 else:
-    # 6 x 12 * 384^2 = 10.6 M parameters; 5000 steps * 64 * 256 tokens = 82 M characters, 82 epochs.
+    # 6 * 12 * 384^2 = 10.6 M parameters; 5000 steps * 64 * 256 tokens = 82 M characters, 82 epochs.
     n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
     batch_size, max_iters, eval_interval = 64, 5000, 250
     learning_rate, min_lr, warmup_iters = 1e-3, 1e-4, 100

@@ -1,5 +1,5 @@
 # LLaMA on the characters of Shakespeare: 1,003,854 to train on, 111,540 to validate.
-# On a CPU with two cores it takes about 90 seconds. On a GPU it is nanoGPT's character setting: on
+# On a CPU with two cores it takes 75 to 125 s. On a GPU it is nanoGPT's character setting: on
 # an H200 the validation loss is lowest within 90 s, at 1.459 (step 1,250; it overfits after that,
 # and `best` names the lowest). config/gpt2_shakespeare.py has the same sizes, budget and schedule
 # with the other model.
@@ -18,7 +18,7 @@ if device == "cpu":
     optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
     dropout = 0.0
 else:
-    # 6 x 12 * 384^2 = 10.6 M parameters; 5000 steps * 64 * 256 tokens = 82 M characters, 82 epochs.
+    # 6 * 12 * 384^2 = 10.6 M parameters; 5000 steps * 64 * 256 tokens = 82 M characters, 82 epochs.
     n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
     batch_size, max_iters, eval_interval = 64, 5000, 250
     learning_rate, min_lr, warmup_iters = 1e-3, 1e-4, 100

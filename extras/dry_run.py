@@ -89,9 +89,9 @@ def memory(run):
 
 
 def peak(run, parts):
-    """The bytes of a step's largest moment: the start of the backward pass, or its end, when all
-    gradients are there. They are there at its start too if an earlier micro-batch or the buckets of
-    DDP hold them."""
+    """The most bytes that a step holds at once: at the start of the backward pass, or at its end,
+    when it has made all gradients. They exist at its start too, after an earlier micro-batch or in
+    the buckets of DDP."""
     gradients = parts["gradients"]
     block = parts["block"]
     start = parts["activations"] + max(parts["loss"], block)

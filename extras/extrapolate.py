@@ -1,6 +1,6 @@
 """python -m extras.extrapolate RUN [RUN ...]
 
-Score models with a longer context than in training. The runs best differ in --position alone.
+Score models with a longer context than in training. Compare runs that differ in --position alone.
 
 The same tokens of the validation text, a quarter of the training context, are scored at the end of
 windows of 1/4 to 8 times the training context. A run with rope is scored with each rope scaling as
@@ -59,9 +59,8 @@ def opened(outs, config, runtime):
     runs = []
     texts = {}  # {(dataset, block_size): a run folder}
     for out in outs:
-        folder = checkpoint.find(out, config.checkpoint)
-        step = checkpoint.step_of(folder)
-        model, tokenizer, keys, _ = checkpoint.open_run(out, step, runtime.device)
+        model, tokenizer, keys, state = checkpoint.open_run(out, config.checkpoint, runtime.device)
+        folder = checkpoint.find(out, state["step"])
         runs.append(Scored(printable(out), folder, keys, model))
 
         block_size = model.config.block_size

@@ -1,8 +1,8 @@
 """python -m extras.gallery [--gpt2=RUN] [--llama=RUN]
 
-Draw the pictures of docs/gallery.md. RUN is a run folder of train.py: what the heads of each that
-is given look at is drawn, too; the pictures of one that is not given stay. Each picture is drawn
-from numbers that the model's own code computes; the page explains it.
+Draw the pictures of docs/gallery.md. RUN is a run folder of train.py: the attention of its heads is
+drawn too. Without a run, its earlier pictures stay. Each picture is drawn from numbers that the
+model's own code computes; the page explains it.
 
 Shapes: T tokens, H heads, D the size of a head.
 """

@@ -183,8 +183,8 @@ def read(argv):
     runs = given.words
     config = build(GgufConfig, given.values)
     if len(runs) != 1 or not config.dest:
-        what = "dest is missing" if runs else "no run folder"
-        raise UserError(what, "command line", "type python -m extras.gguf RUN --dest=FILE")
+        fix = "type python -m extras.gguf RUN --dest=FILE"
+        raise UserError("give one run folder and one dest", "command line", fix)
     return config, runs[0]
 
 

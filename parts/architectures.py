@@ -164,8 +164,8 @@ ARCH = {
 # The readable models: those written out in a file of their own, model.py and model_llama.py.
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 MODEL_KEYS = {"model", "arch", *keys(VariantConfig)}  # the keys that determine a model
-# Of these, the keys that do not change a model of given weights: dropout, and what sets a width.
-UNSEEN = ("dropout", "attn_dropout", "multiple_of", "ffn_dim_multiplier")
+DROPOUTS = ("dropout", "attn_dropout", "ngram_dropout")  # of these, the keys of training alone
+UNSEEN = (*DROPOUTS, "multiple_of", "ffn_dim_multiplier")  # they change no model of given weights
 
 # ---------------------------------------------------------------- keys without effect
 
@@ -236,11 +236,16 @@ def changes_a_part(values, base):
     return not others.isdisjoint(values)
 
 
+def differences(a, b):
+    """[(key, value in a, value in b)] where two configurations differ."""
+    b = asdict(b)
+    return [(key, old, b[key]) for key, old in asdict(a).items() if old != b[key]]
+
+
 def changes(before, after):
     """{key: "key value -> value"} of the keys in which the models of two configurations differ."""
-    before, after = (asdict(configure(values, as_variant=True)) for values in (before, after))
-    changed = [key for key in before if before[key] != after[key]]
-    return {key: f"{key} {before[key]} -> {after[key]}" for key in changed}
+    before, after = (configure(values, as_variant=True) for values in (before, after))
+    return {key: f"{key} {old} -> {new}" for key, old, new in differences(before, after)}
 
 
 def make(config):

@@ -188,7 +188,7 @@ class Attention(Mixer):
         return where.scheme.turn(q, where.angles) if self.turns else q
 
     def keys_and_values(self, x, where, cache):
-        """The KeysAndValues of x (B, T, C), after the cache's; in where.shared for later layers."""
+        """The KeysAndValues of the cache and x (B, T, C), kept in where.shared for later layers."""
         k = self.in_heads(self.conv_k(self.wk(x), cache), self.k_norm)
         v = self.in_heads(self.conv_v(self.wv(x), cache))
         for extra in self.extras.values():

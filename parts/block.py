@@ -69,14 +69,9 @@ class Sandwich(Block):
     paper = "Kim et al. 2025, arXiv:2502.02732"
 
     def __init__(self, make):
-        Part.__init__(self)
-        self.norm1 = make.norm()
-        self.attn = make.mixer()
-        self.norm2 = make.norm()
-        self.mlp = make.mlp()
+        super().__init__(make)
         self.norm1_out = make.norm()
         self.norm2_out = make.norm()
-        self.residual = make.residual(self.reads_per_block)
 
     def forward(self, x, where, cache=None):
         h, x = self.residual.read(x, 0, where)

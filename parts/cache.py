@@ -14,8 +14,8 @@ import torch
 def visible(qpos, kpos, window=0, group=0):
     """The one mask of this repo, made from positions: the keys each query sees, (B or 1, 1, T, S).
 
-    qpos (B or 1, T), kpos (B or 1, S), below 0 where there is no token. A query sees itself and
-    what came before: of that the last `window` tokens, or its own group of `group` tokens (0: all).
+    qpos (B or 1, T), kpos (B or 1, S), below 0 where there is no token. A query sees itself and the
+    tokens before it: `window` in all, or those of its own group of `group` tokens (0: no limit).
     """
     qpos = qpos[:, None, :, None]
     kpos = kpos[:, None, None, :]
@@ -185,7 +185,7 @@ class Recurrent(State):
 
     def __init__(self, cache):
         super().__init__(cache)
-        self.states = None  # (B, n, ...) the states before and after each of the last n - 1 tokens
+        self.states = None  # (B, n, ...) before the last n - 1 tokens, and after each of them
 
     def update(self, states):
         """Remember the states (B, T, ...) after the tokens last announced, or the last of them."""
@@ -249,9 +249,9 @@ class KVCache:
         self.peak = max(self.peak, self.length)
         if self.positions is None or self.positions.size(1) < self.length:
             most = capacity(self.length)
-            positions = torch.arange(most, device=idx.device)[None]  # (1, capacity)
-            pad = None if self.pad is None else self.pad.to(idx.device)[:, None]
-            self.positions = positions if pad is None else positions - pad  # (B or 1, capacity)
+            self.positions = torch.arange(most, device=idx.device)[None]  # (1, capacity)
+            if self.pad is not None:
+                self.positions = self.positions - self.pad.to(idx.device)[:, None]  # (B, capacity)
         self.kpos = self.positions[:, : self.length]  # (B or 1, S), below 0 is padding
         # Padding has position 0 as a query; as a key it is masked.
         self.pos = self.kpos[:, start:].clamp(min=0)

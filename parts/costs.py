@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
-from parts.architectures import ARCH, CORNERS, configure, readers, without_effect
+from parts.architectures import ARCH, CORNERS, configure, differences, readers, without_effect
 from parts.part import Linear, Part, short_convs
 from parts.slots import CONV_SITES, MIXER, MLP, POSITION, SLOTS
 from parts.variant import Variant, VariantConfig
@@ -236,15 +236,9 @@ def catalogue(values):
     for word in ARCH:
         try:
             c = configure(values | {"arch": word})
-            print(row(word, c, base, " ".join(key for key, *_ in changes(base, c))))
+            print(row(word, c, base, " ".join(key for key, *_ in differences(base, c))))
         except UserError as refused:
             print(f"  {word:<15}" + textwrap.shorten(f"refused: {refused}", WIDTH - 17))
-
-
-def changes(a, b):
-    """[(key, value in a, value in b)] where two configurations differ."""
-    b = asdict(b)
-    return [(key, old, b[key]) for key, old in asdict(a).items() if old != b[key]]
 
 
 def difference(values, pair):
@@ -254,7 +248,7 @@ def difference(values, pair):
     line = "{:<20}{:>15} -> {:<15}{:>16}{:>16}{:>14}".format
     print(line("slot", *pair, "parameters", "FLOP / token", "KV B / token"))
     step = SimpleNamespace(**asdict(a))
-    for key, old, new in changes(a, b):
+    for key, old, new in differences(a, b):
         before = summary(step)
         setattr(step, key, new)
         added = [f"{y - x:+,.0f}" for x, y in zip(before, summary(step), strict=True)]

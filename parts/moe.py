@@ -70,7 +70,7 @@ class MoE(FeedForward):
         k = config.top_k
         refuse(k > E, f"top_k={k} is above n_experts={E}")
         refuse(k == 1 and E > 1, "with top_k=1 a router learns nothing: choose top_k=2 or more")
-        refuse(config.low_rank, f"low_rank has no effect with mlp={config.mlp}: remove it")
+        refuse(config.low_rank, f"low_rank cannot be applied to mlp={config.mlp}: remove it")
         refuse(
             "mlp_inner" in config.conv_sites.split(","),
             f"mlp_inner of conv_sites is within a dense MLP, which mlp={config.mlp} is not: choose "

@@ -80,7 +80,7 @@ class Sinusoidal(Position):
 class Rope(Position):
     """q and k turned by pos * theta^(-2i/D), on the first rope_fraction of each head (GPT-NeoX,
     Black et al. 2022, arXiv:2204.06745). D is the width of the part that is turned. Variant
-    sets `scaling` to the word of rope_scaling."""
+    sets `scaling`, the Scaling that rope_scaling names."""
 
     paper = "Su et al. 2021, arXiv:2104.09864"
     acts_on = "q and k"

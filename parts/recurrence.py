@@ -76,7 +76,7 @@ class StateMixer(Mixer):
             return self.chunked(S, *inputs)[0]
 
         S = S if cache.states is None else cache.last()
-        # The tokens before the last ones, which the cache must be able to forget.
+        # All but the last `spare` tokens are read in chunks; the cache may have to forget those.
         prefix = max(0, T - cache.cache.spare) if T > 1 else 0
         outputs = []
         states = []

@@ -85,7 +85,7 @@ class VariantConfig:
     streams: PositiveInt = 4  # of hyper and mhc: residual streams
     attn_extra: Words(ATTN_EXTRA, several=True) = "none"  # a,b: additions to each head of attention
     nope_every: NonNegativeInt = 0  # of rope: every n-th layer does not turn; 0: all do
-    kv_shared_by: NonNegativeInt = 0  # layers in a row with one set of keys and values; 0: none
+    kv_shared_by: NonNegativeInt = 0  # layers of attention that share keys and values; 0: none
     # rare: embeddings of n-grams
     embed: Words(EMBED) = "token"  # whether the last n tokens have a vector, too
     ngram_max: Annotated[int, Range(least=2)] = 4  # of ngram: n is 2 to this
@@ -144,7 +144,7 @@ class VariantConfig:
                     default = self.n_head
                 refuse(
                     getattr(self, key) != default,
-                    f"{key} has no effect with mixer={self.mixer}: give {key}={default}, or add a "
+                    f"{key} does not go with mixer={self.mixer}: give {key}={default}, or add a "
                     f"layer of mixer={word}",
                 )
 
@@ -174,8 +174,8 @@ class VariantConfig:
         others = {*self.mixer.split(",")} - {"mla"}  # which turns rope_head_dim, and checks it
         refuse(
             self.position == "rope" and others and (D % 2 or pairs == 0),
-            f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} leaves an "
-            "odd number of features, or none",
+            f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} gives a head "
+            "of odd width, or no pair",
         )
         refuse(
             "yarn" in self.rope_scaling and self.rope_theta == 1,
@@ -210,7 +210,7 @@ class VariantConfig:
         )
         refuse(
             self.bias == "qkv" and not {"attention", "differential"} & {*self.mixer.split(",")},
-            f"bias=qkv has no effect with mixer={self.mixer}: choose bias=all or none",
+            f"bias=qkv does not go with mixer={self.mixer}: choose bias=all or none",
         )
 
 

@@ -39,14 +39,14 @@ POSITIONS = 1 << 17  # of LLaMA's angles in one table; a token after them is rea
 
 
 def quantized(weight):
-    """(int8 (N, K), scale (N)) of weight (N, K): each row is divided by its scale, which is its
+    """(int8 (N, M), scale (N)) of weight (N, M): each row is divided by its scale, which is its
     largest absolute value / 127, and rounded."""
     scale = weight.float().abs().amax(1).clamp(min=1e-30) / 127  # (N)
     return (weight.float() / scale[:, None]).round().to(torch.int8), scale
 
 
 def int8_linear(x, weight, scale):
-    """x (..., K) times weight (N, K) in int8, times scale (N).
+    """x (..., M) times weight (N, M) in int8, times scale (N).
 
     For few rows of x this is torch's packed kernel, which reads the weights as int8 and x as
     bfloat16. That kernel reads past the end of a row whose length is not a multiple of its step, so
@@ -88,7 +88,7 @@ def quantize(module):
 
 
 def stack(w, name, groups, columns):
-    """Store in w[name] (L, N, K) the weights of each group of layers, one below the other, and in
+    """Store in w[name] (L, N, M) the weights of each group of layers, one below the other, and in
     w[name.scale] and w[name.bias] their scales and biases, if they have them. The layers become
     views of these tensors, so that no weight is in memory twice. columns: whether the columns of a
     matrix are contiguous, which a CPU's matrix library reads up to 1.6 times as fast."""
@@ -100,9 +100,9 @@ def stack(w, name, groups, columns):
         if columns and part == "weight":
             stacked = stacked.transpose(-2, -1).contiguous().transpose(-2, -1)
         w[name if part == "weight" else f"{name}.{part}"] = stacked
-        for group, rows in zip(groups, stacked, strict=True):
+        for group, tensor in zip(groups, stacked, strict=True):
             sizes = [len(getattr(layer, part)) for layer in group]
-            for layer, piece in zip(group, rows.split(sizes), strict=True):
+            for layer, piece in zip(group, tensor.split(sizes), strict=True):
                 getattr(layer, part).data = piece
 
 
@@ -201,7 +201,7 @@ def step(token, kpos, w, ks, vs, config, ops):
         qkv = linear(norm(x, 2 * i), "qkv", i).view(1, H + 2 * K, 1, D)
         qk, v = qkv.split((H + K, K), 1)
         if is_llama:
-            qk = (qk * cos + qk.roll(D // 2, -1) * sin).type_as(qk)
+            qk = (qk * cos + qk.roll(D // 2, -1) * sin).type_as(qk)  # `rotate`: sin has the signs
         q, k = qk.split((H, K), 1)
         ks[i].index_copy_(2, pos, k)
         vs[i].index_copy_(2, pos, v)
@@ -342,9 +342,9 @@ def make_fast(model, dtype="float32", compile="auto", tokens=0):
     compiled if `tokens` tokens repay that."""
     if compile == "auto":
         compile = tokens >= COMPILE_PAYS and can_compile(model, dtype)
-    if not compile:
-        return prepare(model, dtype)[0]
-    note("compiling, which takes up to a minute the first time")
+    if compile and can_compile(model, dtype):
+        note("compiling, which takes up to a minute the first time")
     model, how = prepare(model, dtype, compile)
-    note(how)
+    if compile:
+        note(how)
     return model

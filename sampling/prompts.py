@@ -15,7 +15,7 @@ def note(text):
 
 
 def shown(text):
-    """A text of a model as stdout takes it: on a terminal, without what a terminal would obey."""
+    """A model's text, ready to print: on a terminal its control characters are escaped."""
     return printable(text, keep="\n\t") if sys.stdout.isatty() else text
 
 
@@ -25,7 +25,7 @@ def show(text):
 
 
 def show_cut(lines):
-    """Print lines that end where the terminal does."""
+    """Print lines, cut to the width of the terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print("\n".join(line[:width] for line in lines))
 
@@ -76,7 +76,7 @@ def fit(tokenizer, text, where, skip_unknown=False):
         what, place, fix = error.parts
         if where:
             place = f"{place}, {where}"
-        raise UserError(what, place, f"{fix}; or drop it with --skip_unknown") from None
+        raise UserError(what, place, f"{fix}; or drop it with --skip_unknown")
 
     unknown = sorted(c for c in set(text) if mistake(tokenizer, c))
     count = sum(text.count(c) for c in unknown)
@@ -102,7 +102,7 @@ def chat_prompt(tokenizer, messages):
 
     options = {"trim_blocks": True, "lstrip_blocks": True}  # as in transformers
     room = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"], **options)
-    # A block that only marks what the assistant writes, for training.
+    # jinja does not know {% generation %}, which marks the assistant's words for training.
     text = re.sub(r"(\{%-?\s*)generation\b", r"\1if true", chat["template"])
     text = re.sub(r"(\{%-?\s*)endgeneration\b", r"\1endif", text)
     facts = {"messages": messages, "tools": None, "documents": None, "raise_exception": refuse}

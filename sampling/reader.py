@@ -97,5 +97,5 @@ def note_context(model, tokenizer, prompts, config):
         reason = f"it has positions for {context} only"
     least = context + 1 - max(1, context // 2)  # the Reader drops half a context at a time
     seen = f"beyond {context} tokens the model sees only the last {least} to {context}"
-    note(f"the text gets longer than the context: {seen} ({reason})")
+    note(f"the text may outgrow the context: {seen} ({reason})")
     return True

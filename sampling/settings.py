@@ -36,7 +36,7 @@ class SampleConfig:
     out_dir: PathName = "out"  # the run folder
     checkpoint: str = "latest"  # latest, best, or a step
     # the prompt
-    start: str = ""  # FILE:path reads it from a file; empty: a newline, or the end of a text
+    start: str = ""  # FILE:path reads it from a file; empty: begin a new text
     prompts: PathName = ""  # a file with a prompt on each line, continued as batches
     chat: bool = False  # the prompt is a message to a chat model; without one, a conversation
     skip_unknown: bool = False  # drop characters that are not in the vocabulary
@@ -79,7 +79,7 @@ DRAWN = ["max_new_tokens", *DRAWING, "stop", "seed"]  # keys of what is drawn
 # Keys of the text alone. The others name the model, the prompts and the form of what is printed.
 OF_TEXT = [*DRAWN, "context", "skip_unknown"]
 
-# Keys that name a model, where a command takes it as a word.
+# Keys that name the model. A command that takes it as a word, such as RUN, refuses them.
 NAMING = ["init_from", "out_dir"]
 
 

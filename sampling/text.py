@@ -14,8 +14,8 @@ def likeliest(logits, n=5):
 
 
 class Sample:
-    """The text that follows a prompt, whose tokens are `ids`. It grows token by token until the
-    tokenizer's end token, and is cut where `stop` first appears. With `explain` it keeps each
+    """The text that follows a prompt, whose tokens are `ids`. It grows token by token until one of
+    the tokenizer's `stops`, and is cut where `stop` first appears. With `explain` it keeps each
     token's log probability and the likeliest tokens, at temperature 1."""
 
     def __init__(self, prompt, ids, tokenizer, stop="", explain=False):

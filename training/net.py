@@ -85,7 +85,7 @@ def new_model_config(settings, vocab_size):
         return made
     unused = [key for key in without_effect(asdict(made)) if key in values]
     if unused:
-        say(f"note: {', '.join(unused)} has no effect with the chosen parts")
+        say(f"note: without effect with the chosen parts: {', '.join(unused)}")
     if config.match == "none":
         return made
 
@@ -115,7 +115,7 @@ class Loss(torch.nn.Module):
     the backward pass would be given their gradient: (batch, block_size, vocabulary) zeros.
 
     With `measured`, for an evaluation, a (3,) tensor of the loss, the number of targets y that are
-    the most probable token, and the number of rows that have targets and in which every one is."""
+    the most probable token, and the number of rows with targets, all of them so."""
 
     def __init__(self, model):
         super().__init__()
@@ -157,7 +157,7 @@ def compiled(loss, model, runtime):
         return loss
     if not runtime.device.startswith("cpu"):
         return torch.compile(loss, dynamic=False)
-    # With the compiler's own dropout a step takes three times as long. One file compiles faster.
+    # With the compiler's own dropout a step takes three times as long. cpp_wrapper compiles faster.
     for block in model.blocks:
         block.compile(dynamic=False, options={"fallback_random": True, "cpp_wrapper": True})
     return loss
@@ -167,7 +167,7 @@ def evaluation_net(net, runtime):
     """The module of a run, as an evaluation uses it: without DDP, and on a CPU not compiled, since
     compiling it takes as long as thirty evaluations would save."""
     if isinstance(net, DistributedDataParallel):
-        net = net.module  # it exchanges nothing: the ranks score different numbers of batches
+        net = net.module  # an evaluation has no gradients to exchange
     if runtime.compile and runtime.device.startswith("cpu"):
         return torch.compiler.set_stance("force_eager")(net)
     return net

@@ -63,8 +63,8 @@ class Muon(torch.optim.Optimizer):
     the size of AdamW's, so that both use one learning_rate (Liu et al. 2025, arXiv:2502.16982).
 
     It is torch.optim.Muon (match_rms_adamw), but orthogonalizes in bfloat16 only if the run's
-    matrix products are, else in float32; torch's uses bfloat16 always. In float32 a run has the
-    same losses on every CPU. Matrices of one shape are orthogonalized in one batch, which makes up
+    matrix products are, else in float32; torch's uses bfloat16 always. So nothing in a float32 run
+    is rounded to bfloat16. Matrices of one shape are orthogonalized in one batch, which makes up
     for the slower float32 if they are small: 0.86 of torch's time at a width of 128, 1.6 at 384, on
     a CPU with bfloat16 instructions (python -m extras.speed optimizer)."""
 
@@ -131,10 +131,10 @@ def make_optimizers(model, config, runtime):
 
 
 def parameter_groups(model, weight_decay, taken=lambda name: True):
-    """[{"params": [(name, parameter), ...], "weight_decay"}, ...], as torch's optimizers take them:
-    matrices, embeddings among them, decay; norm weights and biases do not, not even the biases of
-    experts, (E, width), nor the matrices that a part names in its attribute `undecayed`. Each
-    trainable parameter whose name is `taken` is in one group."""
+    """[{"params": [(name, parameter), ...], "weight_decay"}, ...], as torch's optimizers take them.
+    Each trainable parameter whose name is `taken` is in one group. Matrices and embeddings decay.
+    Norm weights and biases do not, not even the biases of experts, (E, width), nor what a part
+    lists in its attribute `undecayed`."""
     left_out = names_of(model, "undecayed")
     decaying = []
     others = []
@@ -153,8 +153,8 @@ def parameter_groups(model, weight_decay, taken=lambda name: True):
 
 
 def names_of(model, attribute, of_linear=()):
-    """The names of the parameters that the modules of a model list in an attribute; of_linear: the
-    list of a linear map without it."""
+    """The names of the parameters that the modules of a model list in an attribute. of_linear: what
+    a linear map without this attribute lists."""
     names = set()
     for prefix, module in model.named_modules():
         usual = of_linear if isinstance(module, torch.nn.Linear) else ()

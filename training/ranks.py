@@ -25,7 +25,7 @@ from training.optim import OPTIMIZER
 def check_layout(config, runtime):
     """Raise UserError if a TrainConfig cannot run on this number of ranks."""
     ranks = runtime.world_size
-    if config.gradient_accumulation_steps % ranks:
+    if config.gradient_accumulation_steps % ranks and not config.eval_only:
         steps = config.gradient_accumulation_steps
         what = f"gradient_accumulation_steps={steps} is not divisible by {ranks} ranks"
         raise UserError(what, "torchrun", "make it a multiple of the number of processes")
@@ -64,8 +64,8 @@ def with_ddp(net, model, runtime, accumulates):
     per step."""
     if runtime.world_size == 1 or is_sharded(model):
         return net
-    # torch's static_graph fails where the first backward pass is within no_sync(). All ranks
-    # compute the same buffers.
+    # torch's static_graph fails where the first backward pass is within no_sync(). Buffers are not
+    # copied from rank 0: experts count in them the tokens of their own rank.
     options = dict(gradient_as_bucket_view=True, broadcast_buffers=False)
     return DistributedDataParallel(net, static_graph=not accumulates, **options)
 

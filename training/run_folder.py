@@ -17,9 +17,10 @@ from parts import moe
 from tokens.data import BITS_OF
 from weights import checkpoint
 
-WRITTEN = ("config.json", "log.jsonl", "log.csv", "loss.png", "latest", "best")  # by a run
-IN_PLACE = ("lock", "ckpt", "tensorboard", "runs", "paper")  # what runs and sweeps write in place
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
+# What a run writes anew, and what runs and sweeps write in place.
+WRITTEN = ("config.json", "log.jsonl", "log.csv", "loss.png", "latest", "best", DIVERGED)
+IN_PLACE = ("lock", "ckpt", "tensorboard", "runs", "paper")
 CSV_COLUMNS = """
     step loss train_loss val_loss whole_val_loss bits_per_byte lr grad_norm tokens seconds
     milliseconds tokens_per_second mfu
@@ -119,7 +120,7 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
         what = f"cannot write here: {error.strerror}"
         raise UserError(what, f"out_dir={out_dir}", "choose another --out_dir") from None
 
-    for name in ("log.jsonl", "config.json", "latest", "best", DIVERGED):
+    for name in WRITTEN:
         for leftover in files.leftovers(out_dir / name):
             files.remove(leftover)
     return Hold(out_dir, lock)
@@ -190,8 +191,8 @@ def next_free(folder):
 # ---------------------------------------------------------------- the rows of the log
 
 
-def step_row(run, loss, norm, lr, seconds):
-    """The log row of the step that was just taken. `seconds` is the mean time of the steps since
+def step_row(run, loss, norm, lr, step_seconds):
+    """The log row of the step that was just taken. step_seconds: the mean time of the steps since
     the last reading."""
     return {
         "step": run.step,
@@ -200,8 +201,8 @@ def step_row(run, loss, norm, lr, seconds):
         "grad_norm": norm,
         "tokens": run.state["tokens"],
         "seconds": run.state["seconds"],
-        "milliseconds": seconds * 1000,
-        "tokens_per_second": run.step_tokens / seconds,
+        "milliseconds": step_seconds * 1000,
+        "tokens_per_second": run.step_tokens / step_seconds,
     } | moe.statistics(run.model)
 
 
@@ -306,7 +307,7 @@ def start_tensorboard(config, state, rows):
     """TensorBoard's files in out_dir/tensorboard. Rows of steps that were not saved are purged."""
     from torch.utils.tensorboard import SummaryWriter
 
-    begin = state["step"] + 1 if state.get("step") else 0
+    begin = rows[-1]["step"] + 1 if rows else 0
     writer = SummaryWriter(Path(config["out_dir"]) / "tensorboard", purge_step=begin)
 
     def write(row):
@@ -378,11 +379,10 @@ class LogFile:
         self.file = self.rewritten(out_dir / "log.jsonl")
 
         self.loggers = {}
-        for name in run.config.log.split(","):
-            if name != "none" and name not in self.loggers:
-                settings = (run.saved_config, run.state, self.rows)
-                self.loggers[name] = attempt(name, LOGGERS[name], *settings)
-        self.loggers = {name: logger for name, logger in self.loggers.items() if logger}
+        for name in {*run.config.log.split(",")} - {"none"}:
+            logger = attempt(name, LOGGERS[name], run.saved_config, run.state, self.rows)
+            if logger:
+                self.loggers[name] = logger
 
     def rewritten(self, path):
         """Write all rows to log.jsonl anew. Returns the open file, to append the next."""

@@ -25,7 +25,7 @@ from common.configurator import (
 )
 from common.errors import UserError, speaks
 from common.runtime import find_device, find_ranks, memory_of, with_number
-from parts.architectures import ARCH, MODEL_KEYS, UNSEEN, changes, configure
+from parts.architectures import ARCH, DROPOUTS, MODEL_KEYS, UNSEEN, changes, configure
 from parts.variant import VariantConfig
 from tokens.data import BITS_OF
 from training.optim import OPTIMIZER, SCHEDULE
@@ -43,7 +43,7 @@ class TrainConfig:
     # the model
     model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the base of a variant
     arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
-    match: Literal["none", "params", "flops"] = "none"  # the cost that MLP width keeps equal
+    match: Literal["none", "params", "flops"] = "none"  # the base's cost that MLP width keeps
     init_from: PathName = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder or name
     # files
     out_dir: PathName = "out"
@@ -59,20 +59,20 @@ class TrainConfig:
     # the optimizer and its schedule
     max_iters: NonNegativeInt = 600000  # steps
     learning_rate: PositiveFloat = 6e-4
-    optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: of the blocks' matrices; AdamW for the rest
+    optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: for the blocks' matrices, AdamW for the rest
     adam_rate: PositiveFloat = 1.0  # with muon: AdamW's rate, as a multiple of learning_rate
     schedule: Literal[*SCHEDULE] = "cosine"
-    #: the first steps, in which the rate rises; a resumed run goes on where its schedule was
+    #: steps in which the rate rises at first; a resumed run does not warm up again
     warmup_iters: NonNegativeInt = 2000
     lr_decay_iters: NonNegativeInt | None = None  # step that reaches min_lr; None: max_iters
-    min_lr: NonNegativeFloat | None = None  # not of constant; None: a tenth of learning_rate
+    min_lr: NonNegativeFloat | None = None  # where the decay ends; None: a tenth of learning_rate
     weight_decay: NonNegativeFloat = 0.1
     beta1: Fraction = 0.9  # of the gradients' mean; Muon's momentum
     beta2: Fraction = 0.95
     grad_clip: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
-    eval_tokens: NonNegativeInt = 0  # scored of val (0 = all), and of train, at most 32,768
+    eval_tokens: NonNegativeInt = 0  # of val (0 = all) to score; of train as many, up to 32,768
     log_interval: PositiveInt = 10  # steps between reports
     log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
     # instead of training
@@ -109,15 +109,13 @@ class TrainConfig:
             raise ValueError("out_dir is empty: name a folder")
 
 
-# Keys of a model that act in training alone.
-DROPOUTS = ("dropout", "attn_dropout", "ngram_dropout")
 # Keys that determine the losses of a run, besides the data and the model.
 COURSE = """
     adam_rate schedule learning_rate min_lr warmup_iters lr_decay_iters max_iters
     batch_size gradient_accumulation_steps weight_decay beta1 beta2 grad_clip seed data_seed dtype
     eval_tokens device compile dropout attn_dropout ngram_dropout
 """.split()  # noqa: SIM905
-# The "order" in a checkpoint. Older ones have none: a cipher ordered more than LARGE windows.
+# The "order" in a checkpoint. Older ones lack it: in them a cipher ordered more than LARGE windows.
 ORDER = "permutation"
 LARGE = 1 << 20
 LAST_WITH_CIPHER = "5aa2740"
@@ -234,7 +232,7 @@ def read_config(argv, usage, own=None, program="train.py"):
         fix = "give --activation_checkpointing=False, or choose another norm"
         raise UserError(what, "norm=batchnorm", fix)
     if model.get("norm") == "batchnorm" and find_ranks()[1] > 1 and not config.eval_only:
-        what = "each rank would evaluate with its own running means, and those of rank 0 are saved"
+        what = "each rank would have running means of its own, and only rank 0's are saved"
         raise UserError(what, "norm=batchnorm", "train in one process, or choose another norm")
     own_values = asdict(build(own, values)) if own else {}
     return Settings(config, model, folder, tokenizer, state, given, own_values, program)

@@ -13,7 +13,8 @@ def kept_bytes(run, net):
     parameters: each tensor once, as it is stored. Under autocast the residual stream, the norms and
     the loss stay in float32, and matrix products keep 16-bit inputs, copies of weights among them.
     Weights that fsdp gathers are gone again: their storage is empty."""
-    inputs = [torch.from_numpy(part) for part in run.samples.get(0, run.config.batch_size)]
+    arrays = run.samples.get(0, run.config.batch_size)
+    inputs = [torch.from_numpy(array).to(run.runtime.device) for array in arrays]
     unsharded = [p for p in net.parameters() if not hasattr(p, "full_tensor")]
     weights = {p.untyped_storage().data_ptr() for p in unsharded}
     kept = {}  # {place in memory: the storage there}
@@ -26,7 +27,6 @@ def kept_bytes(run, net):
 
     keeping = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with run.runtime.autocast(), keeping:
-        inputs = [part.to(run.runtime.device) for part in inputs]
         out = net(*inputs)  # noqa: F841, alive until the end, so that no place is used twice
     return sum(storage.nbytes() for storage in kept.values())
 

@@ -115,7 +115,7 @@ class Clock:
             self.began = time.perf_counter()
 
     def read(self, count):
-        """The seconds of each of the `count` steps that were read. Adds them to the run's."""
+        """The mean seconds of the `count` steps that were read. Adds their sum to the run's."""
         seconds = time.perf_counter() - self.began
         self.run.state["seconds"] += seconds
         self.speeds += [count * self.run.step_tokens / seconds] * count
@@ -249,10 +249,8 @@ def print_results(run, speed):
     speeds = f", {speed:,.0f} tokens/s" if speed else ""  # none if it only evaluated
     print(f"at step {run.state['best_step']}; {seconds:.0f} s of training{speeds}")
     for name, loss in list(yardsticks(run).items())[:1]:
-        units = ""
-        if run.data.meta["tokenizer"] != "char":
-            units = f" nats per token, {loss * run.data.bits_per_byte:.4f} bits per byte"
-        print(f"{name} of the same text: {loss:.4f}{units}")
+        bits = loss * run.data.bits_per_byte
+        print(f"{name} of the same text: {loss:.4f}, {bits:.4f} bits per byte")
     print()
 
 
@@ -330,9 +328,8 @@ def explained(run, save=None):
     except Exception as error:
         diverged = isinstance(error, FloatingPointError)
         if diverged and save and run.runtime.main:
-            note = {"step": run.step, "reason": str(error)}
             with suppress(Failure):  # a full disk
-                files.write(own_folder(run) / DIVERGED, json.dumps(note))
+                files.write(own_folder(run) / DIVERGED, json.dumps({"reason": str(error)}))
         may_save = run.runtime.world_size == 1 and not run.changing
         if save and may_save and not diverged and run.step > (run.saved or 0):
             with suppress(Exception):  # the save may fail, or a step before it

@@ -28,11 +28,11 @@ class Arm:
     changes: dict  # {key of train.py: new value}
     against: str = BASE  # the arm that it is compared with
     replicate: bool = False  # whether it is the second copy of the base
-    # checks.py and identity.py fill in the rest.
+    curve: float | None = None  # a point of the curve: the base at this multiple of its tokens
+    # checks.py and sweep.py fill in the rest.
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
     #: {"kind", "mlp_width", "residual_percent", "adjusted": whether that width replaced another}
     match: dict | None = None
-    curve: float | None = None  # a point of the curve: the base at this multiple of its tokens
     config_hash: str = ""
     code_hash: str = ""
 

@@ -60,9 +60,10 @@ def rates_at_the_edge(section):
     arms = []
     runs = section.runs
     tried = runs[(runs["purpose"] == "tune") & (runs["status"] != "failed") & runs["current"]]
-    for arm, runs in tried.groupby("arm", sort=False):
+    for arm, tries in tried.groupby("arm", sort=False):
         chosen = section.plan["chosen_lr"].get(arm, 1)
-        if chosen in (runs["rate"].min(), runs["rate"].max()) and runs["rate"].nunique() > 1:
+        rates = tries["rate"]
+        if rates.nunique() > 1 and chosen in (rates.min(), rates.max()):
             arms.append(f"{arm} ({chosen:g} ×)")
     return arms
 

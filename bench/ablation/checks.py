@@ -9,6 +9,7 @@ from dataclasses import asdict
 import torch
 
 import train
+from bench.ablation.arms import BASE
 from bench.ablation.settings import OWNED
 from common.configurator import build, check, find, keys
 from common.errors import UserError
@@ -41,8 +42,7 @@ def check_arm(arm, base):
     try:
         for key, value in arm.changes.items():
             if key in OWNED or key in SHARED:
-                fix = "set it for the whole sweep, or leave it out"
-                raise UserError(f"{key} is the same for all arms", f"{key}={value}", fix)
+                raise UserError(f"an arm cannot set {key}", f"{key}={value}", "leave it out")
             arm.changes[key] = check(key, value, find(key, known, RENAMED, key), f"{key}={value}")
         arm.values = with_changes(base, arm.changes)
         values = arm.values | {"device": "cpu"}  # the machine that plans may lack the device
@@ -74,8 +74,7 @@ def check_changes_output(arm, other, vocab_size):
     else:
         return
     changes = ", ".join(f"{key}={value}" for key, value in arm.changes.items())
-    fix = "correct the arm or leave it out"
-    raise UserError(f"the arm {arm.name} changes nothing: {why}", changes, fix)
+    raise UserError(f"arm {arm.name}: {why}", changes, "correct the arm or leave it out")
 
 
 def trains_differently(arm, other):
@@ -122,18 +121,17 @@ def same_logits(old, new):
 def match_arm(arm, base, kind, vocab_size):
     """Match an arm to the parameters or FLOPs of the base, by its MLP's width. Sets arm.match and
     arm.values. Raises UserError if no width matches."""
-    if arm.name == "base" or arm.replicate or arm.curve:
+    if arm.name == BASE or arm.replicate or arm.curve:
         return
     vocabulary = {"vocab_size": vocab_size}
     ours = configure(vocabulary | arm.values, as_variant=True)
     theirs = configure(vocabulary | base.values, as_variant=True)
     width, residual = costs.match(ours, theirs, "none")
-    arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
     if kind == "flops":
         our_flops = costs.flops_per_token(ours, ours.block_size)
         their_flops = costs.flops_per_token(theirs, theirs.block_size)
         residual = 100 * (our_flops / their_flops - 1)
-        arm.match["residual_percent"] = residual
+    arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
     if kind != "none" and residual and "mlp_width" not in arm.changes:
         try:
             width, residual = costs.match(ours, theirs, kind)

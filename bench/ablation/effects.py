@@ -44,6 +44,21 @@ class Effect:
     p_within: float = np.nan  # probability that it makes no difference there
     word: str = "not known"
 
+    @property
+    def chance(self):
+        """p_helps as a text, with as many digits as show on which side of a word's limit it is; ""
+        if it is not known."""
+        if np.isnan(self.p_helps):
+            return ""
+
+        def side(p):  # 1 - SURE is 0.0999...
+            return p >= SURE, p <= round(1 - SURE, 9)
+
+        digits = 2
+        while side(self.p_helps) != side(float(f"{self.p_helps:.{digits}f}")):
+            digits += 1
+        return f"{self.p_helps:.{digits}f}"
+
 
 def fit(worths, within=WITHIN):
     """[Effect] of each part, in the order of `worths`: a pandas table, or a dictionary of columns,

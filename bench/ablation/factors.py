@@ -34,11 +34,12 @@ def depends_on(worths, factors):
                 signs[factor] = np.array([level == levels[0] for level in levels]) - 0.5
         design = np.column_stack([np.ones(len(settings)), *signs.values()])
         found[part] = {}
-        if np.linalg.matrix_rank(design) == 1 + len(signs) < len(settings):
+        rank = np.linalg.matrix_rank(design)
+        if rank == 1 + len(signs) and rank < len(settings):  # the factors can be told apart
             for factor, sign in signs.items():
                 more = more_with(posterior, sign, ERROR / len(signs))
                 if more:
-                    places = [list(sign).index(each) for each in (more, -more)]
+                    places = np.argmax(more * sign), np.argmin(more * sign)
                     found[part][factor] = [factors[factor][settings[place]] for place in places]
     return found
 

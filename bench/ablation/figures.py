@@ -108,7 +108,7 @@ def log_axis(axes, places, labels):
 
 def forest(section):
     """The difference of each change, with its 95 % interval, and as a number at the right. A filled
-    mark: a difference or a tie was found; an open circle: neither."""
+    mark: better, worse or a tie; an open circle: any other verdict."""
     rows = [row for row in section.verdicts.to_dict("records") if known(row["difference"])]
     if not rows:
         return None
@@ -158,8 +158,8 @@ def dots(rows, edge):
 
 
 def curves(section):
-    """Above: the mean loss over runs after the warm-up, on the validation text that training scores
-    in between, with a band of one standard deviation. Below: the difference, with its 95 % band."""
+    """Above: the mean loss over runs after the warm-up, as evaluated during training, with a band
+    of one standard deviation. Below: the difference, with its 95 % band."""
     runs_of = {arm: curves_of(section, arm) for arm in section.arms}
     losses = {arm: runs for arm, runs in runs_of.items() if runs}
     start = section.plan["base_values"].get("warmup_iters") or 0

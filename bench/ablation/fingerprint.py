@@ -50,8 +50,8 @@ SHORT = {
     "dropout": 0.1,
     "grad_clip": 0.1,
 }
-ALL = 12.5  # samples of the validation split
-SCORED = 8.0  # of them are scored
+VAL_SAMPLES = 12.5  # of the validation split; the last one is cut short
+SCORED_SAMPLES = 8
 PROMPT = 5  # tokens of the prompt of a synthetic pair
 ANSWER = 3  # tokens of its answer
 
@@ -64,7 +64,7 @@ def write_text(folder, vocab_size, block_size, kind):
     running text or as pairs. Returns the number of its training samples."""
     random = np.random.default_rng(0)
     sample = PROMPT + ANSWER if kind == "pairs" else block_size
-    sizes = {"train": max(TOKENS, 8 * block_size), "val": int(ALL * sample)}
+    sizes = {"train": max(TOKENS, 8 * block_size), "val": int(VAL_SAMPLES * sample)}
     folder.mkdir(parents=True)
     splits = {}
     for split, size in sizes.items():
@@ -95,7 +95,7 @@ def synthetic_text(values, kind):
         samples = write_text(Path(folder) / "text0", values["vocab_size"], block_size, kind)
         paths = {"data_dir": folder, "dataset": "text0", "out_dir": f"{folder}/out"}
         sample = PROMPT + ANSWER if kind == "pairs" else block_size
-        yield values | SEEDS | paths | {"eval_tokens": int(SCORED * sample)}, samples
+        yield values | SEEDS | paths | {"eval_tokens": SCORED_SAMPLES * sample}, samples
 
 
 @contextlib.contextmanager

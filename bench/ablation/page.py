@@ -28,7 +28,7 @@ from bench.ablation import (
 )
 from bench.ablation.estimates import WORDS, Estimate, Sweep
 from bench.settings import held_out, worths
-from bench.settings.table import chance, span
+from bench.settings.table import span
 from common.files import write as write_file
 
 CUT = math.log(10)  # of a figure's axis
@@ -236,7 +236,6 @@ def values_of(page, pictures, reports):
         "span": span,
         "word": page_worths.word,
         "multiple": multiple,
-        "chance": chance,
         "beside": beside,
     }
 

@@ -26,7 +26,7 @@ TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10)  # of multiples
 def example(section, arm, name):
     """The worth of one arm, as it is read off the base's curve. name: of the part in it."""
     (row,) = [row for row in section.verdicts.to_dict("records") if row["arm"] == arm]
-    curve = section.curve
+    curve = section.facts.curve
     loss = row["val_loss_report"]
     worth = row["worth"]
     if not (curve and known(worth)):

@@ -89,11 +89,11 @@ def steps_of(rows):
     shown = {change: rows[rows["part"] == part] for change, part in CHANGES.items()}
     *five, _ = CHANGES.values()
     groups = rows[rows["part"].isin(five)].groupby(["base", "setting"], as_index=False)
-    ends = {"low": ("beyond", "min"), "high": ("beyond", "max")}
-    product = groups.agg(part=("part", "size"), worth=("worth", "prod"), **ends)
-    product = product[product["low"] * product["high"] >= 0]  # else it is not known
-    product["beyond"] = (product["low"] + product["high"]).clip(-1, 1)
-    shown["the five multiplied"] = product[product["part"] == len(five)]
+    ends = {"lowest": ("beyond", "min"), "highest": ("beyond", "max")}
+    product = groups.agg(parts=("part", "size"), worth=("worth", "prod"), **ends)
+    product = product[product["lowest"] * product["highest"] >= 0]  # not one below, another above
+    product["beyond"] = (product["lowest"] + product["highest"]).clip(-1, 1)
+    shown["the five multiplied"] = product[product["parts"] == len(five)]
     made = []
     for change, own in shown.items():
         cells = {"change": change}

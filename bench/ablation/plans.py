@@ -11,7 +11,7 @@ HASHES = ("code_hash", "config_hash")
 
 FIX = "move it away, and bench/ablate.py writes another one: the rows beside it are kept"
 
-# The types of the values in the files, by key.
+# The types of the values in sweep.json, by key.
 PLAN = {
     "question": str,
     "also": str,
@@ -45,7 +45,7 @@ def plan(folder):
     path = Path(folder) / "sweep.json"
     content = files.read_json(path, FIX if path.exists() else "name a folder of bench/ablate.py")
     if not is_plan(content):
-        raise UserError("this is no plan of a sweep", path, FIX)
+        raise UserError("this is not the plan of a sweep", path, FIX)
     return content | {"name": Path(folder).name}
 
 

@@ -61,7 +61,7 @@ def seeds_to_decide(row, margin, family):
     differ or to tie; inf if over MOST_SEEDS. The control group grows with the arm."""
     numbers = np.arange(least_runs(family), MOST_SEEDS + 1)
     se = row["se"] * np.sqrt(row["n"] / numbers)
-    df = row["n_control"] + numbers - 2
+    df = row["df"] * numbers / row["n"]
     level = ALPHA / family
     decides = to_differ(row["difference"], se, df, level) >= POWER
     if margin > 0:

@@ -91,8 +91,8 @@ def share_that_helped(rows):
 
 def scores(predictions):
     """What predictions are worth, as a dictionary: n; coverage with its 95 % interval clustered by
-    setting; the Brier score of P(helps), that of the share, and the least that a constant could
-    reach; how many signs were called, of which parts, and the share of these that were wrong."""
+    setting; the Brier scores of P(helps), of the share, and of the best constant; how many said
+    helps or hurts, of which parts they were, and the share of them that was wrong."""
     helps = np.array([each.helps for each in predictions], float)
     p_helps = np.array([each.p_helps for each in predictions])
     shares = np.array([each.share for each in predictions])

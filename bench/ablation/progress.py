@@ -31,7 +31,7 @@ PURPOSES = {
 
 
 def cell(text):
-    """A text with names of others for rich, which reads no markup in it."""
+    """A text for rich, in which [brackets] are not markup."""
     return Text(printable(text))
 
 

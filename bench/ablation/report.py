@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.ablation import figures, plans, rows, tables, verdicts, worth
+from bench.ablation import figures, plans, rows, tables, verdicts
 from bench.ablation.caveats import caveats
 from common.configurator import print_help
 from common.errors import UserError, printable
@@ -58,7 +58,6 @@ class Section:
     costs: pd.DataFrame  # rows.costs
     verdicts: pd.DataFrame  # verdicts.judge
     facts: verdicts.Facts  # verdicts.judge
-    curve: worth.Curve | None  # the base's loss against its tokens
 
     @property
     def arms(self):
@@ -74,7 +73,8 @@ class Section:
     @property
     def curve_ends(self):
         """The multiples of the tokens [2] between which the base's losses are known."""
-        return self.curve.multiples[[0, -1]] if self.curve else np.array([-math.inf, math.inf])
+        curve = self.facts.curve
+        return curve.multiples[[0, -1]] if curve else np.array([-math.inf, math.inf])
 
     @property
     def replicate(self):
@@ -153,7 +153,6 @@ def judge(folders):
                 costs=rows.costs(folder, plan),
                 verdicts=table,
                 facts=facts,
-                curve=worth.curve_of(runs),
             )
         )
     return sections
@@ -329,7 +328,7 @@ def main(argv):
     print_help(argv, __doc__, [])
     folders = [argument for argument in argv if argument != "--paper"]
     if not folders or any(folder.startswith("-") for folder in folders):
-        what = "the folders of sweeps are missing, or there is an option"
+        what = "name folders of sweeps; the one option is --paper"
         where = " ".join(folders) or "OUT"
         raise UserError(what, where, "type python bench/report.py OUT [OUT2 ...]")
     sections = judge(folders)

@@ -83,10 +83,10 @@ class AblateConfig:
 
 
 def multiples(key, values):
-    """The values of a key, each once. Raises ValueError if one is no number above 0."""
+    """The values of a key, each once. Raises ValueError if one is not a number above 0."""
     for value in values:
         if type(value) not in (int, float) or value <= 0:
-            raise ValueError(f"{key}={values} holds no multiple: give numbers above 0")
+            raise ValueError(f"{key}={values}: {value!r} is not a number above 0: correct it")
     return [float(value) for value in dict.fromkeys(values)]
 
 
@@ -139,7 +139,7 @@ def at_column(values, name, typed):
     if not isinstance(columns, dict):
         columns = {}
     if not isinstance(columns.get(name), dict):
-        fix = "name some: also = {...}"
+        fix = 'write also = {"small": {...}} in the config file'
         if columns:
             fix = f"choose from {', '.join(columns)}"
         raise UserError(f"no column {name}", f"also={name}", fix)

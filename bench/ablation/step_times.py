@@ -68,7 +68,7 @@ class OtherWork:
 
     def share(self):
         """The share of the cores that other work has kept busy on average. Without /proc/stat: by
-        the load average, of which one is ours."""
+        the load average, less one for this process."""
         if self.all_before is None:
             return max(0.0, os.getloadavg()[0] - 1) / len(cores())
         elapsed = max(0.01, time.perf_counter() - self.began)
@@ -194,7 +194,7 @@ def steps_in_turn(probes, rounds, show):
     results = {name: [] for name in probes}
     end = time.perf_counter() + SECONDS * len(probes)
     for place, (number, name) in enumerate(turns(probes, rounds)):
-        if place % len(probes) == 0 and number > FEW and time.perf_counter() > end:
+        if place % len(probes) == 0 and number >= FEW and time.perf_counter() > end:
             break
         show(f"{name}: step {number + 1} of {rounds}")
         results[name].append(probes[name].step())
@@ -214,9 +214,8 @@ def why_disturbed(arms, steps, share):
 
 
 def row_of(name, values, probe, steps, ratios):
-    """The columns of costs.jsonl that are known in closed form, and those about a step. ratios: its
-    times over the base's times, None if other work disturbed them. "step_ratio" is their median
-    with its 95 % interval."""
+    """What an arm costs: by formula, and by its timed steps. ratios: its step times over the
+    base's, round by round, or None if other work disturbed them."""
     c = configure(values, as_variant=True)
     runtime = probe.run.runtime
     compared = ratios is not None and name != BASE and len(ratios) > 1

@@ -39,6 +39,7 @@ class Facts:
     above_trigrams: bool  # the base has not learned: so this is a screening
     marked: bool  # the base beats trigrams, but not the best n-grams
     screening: bool
+    curve: worth.Curve | None = None  # the base's loss against its tokens
     base_n: int = 0  # runs of the control group
     base_mean: float = math.nan  # their mean loss on the reported half
     base_sd: float = math.nan
@@ -60,6 +61,7 @@ def judge(runs, plan):
         runs = runs.assign(stuck=False)  # in a screening, a stuck run counts like any other
     losses = losses_of(runs)
     curve = worth.curve_of(runs)
+    facts.curve = curve
     n, mean, variance = map(float, moments(pick(losses, plans.control_group(plan))))
     facts.base_n = int(n)
     facts.base_mean = mean
@@ -235,6 +237,7 @@ def seeds_to_decide(row, facts):
     """The seeds that may decide an undecided arm; nan where they cannot be estimated."""
     if facts.screening or math.isnan(facts.smallest_visible):
         return math.nan
-    if row["verdict"] != "undecided" or not math.isfinite(row["se"]) or failing_word(row):
+    all_learned = math.isnan(row["p_not_learned"])  # else no number of seeds decides
+    if row["verdict"] != "undecided" or not math.isfinite(row["se"]) or not all_learned:
         return math.nan
     return power.seeds_to_decide(row, facts.margin, facts.family)

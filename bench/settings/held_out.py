@@ -1,7 +1,7 @@
 """
 Predict what the parts are worth in the settings of the test, before these settings run.
 
-    python -m bench.settings.held_out        # writes bench/results/answer/settings/predictions.json
+    python -m bench.settings.held_out [OUT]  # writes bench/results/answer/settings/predictions.json
 
 A part is predicted once, from its first pass in the planned settings, before it runs in a setting
 of the test: bench/ablate.py refuses to run it there before. A part that is measured later is added
@@ -63,7 +63,7 @@ def read(folder):
 
 def unpredicted(folder):
     """{part: its prediction} of the parts that can be predicted and are not in the file, save those
-    that have run in the test. A folder that does not say whether it is of the test may be."""
+    that have run in the test. A folder without settings.json counts as one of the test."""
     seen = set(read(folder))
     for path in Path(folder).glob("*/rows.jsonl"):
         facts = path.with_name("settings.json")

@@ -183,10 +183,10 @@ def check_values(values, name):
     """Convert the values of a setting. Raises UserError for a key that train.py does not have, and
     for one of NEEDED that is missing."""
     if not isinstance(values, dict):
-        raise UserError("its values are no dictionary", f"setting {name}", "give keys of train.py")
+        raise UserError("its values are not a dict", f"setting {name}", "give keys of train.py")
     missing = [key for key in NEEDED if key not in values]
     if missing:
-        raise UserError(f"no {', '.join(missing)}", f"setting {name}", "give every one of them")
+        raise UserError(f"no {', '.join(missing)}", f"setting {name}", "add them")
     known = keys(TrainConfig, VariantConfig)
     for key, value in values.items():
         where = f"setting {name}: {key}={value}"
@@ -221,7 +221,7 @@ def pick(named, name, key):
     """named[name]. Raises UserError if there is none."""
     if name not in named:
         fix = nearest(name, named) or f"choose from {', '.join(named)}"
-        raise UserError(f"no {key} called {name}", key, fix)
+        raise UserError(f"{key} has no {name}", f"--{key}", fix)
     return named[name]
 
 

@@ -52,7 +52,7 @@ def linear_part(points, curvature):
 
 def best_place(points, curvature, low, high):
     """The log rate in [low, high] at which the quadratic through the points is least. Without a
-    curvature: the rate of the least mean loss. None if every run diverged."""
+    curvature: the rate of the least mean loss. None if a run diverged at the lowest rate."""
     points = before_divergence(points)
     if not points:
         return None

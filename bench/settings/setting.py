@@ -99,7 +99,8 @@ class Course:
         self.folder = plan.out / setting.name
         self.machine = machine  # facts for each row: hardware, torch, git_commit
         self.stored = stored_settings(self.folder)
-        self.doublings = self.stored.get("doublings", 0)
+        same = self.stored.get("factors") == setting.factors
+        self.doublings = self.stored["doublings"] if same else 0
         self.rows = {}  # {key: row} of the current code and configuration
         self.best_rate = None
         self.admission = None  # until next_jobs finds it
@@ -118,11 +119,11 @@ class Course:
             arms[f"base x{multiple:g}"] = Arm(f"base x{multiple:g}", steps, curve=multiple)
         for arm in arms.values():
             check_arm(arm, base)
-        self.data, _, self.counted = open_data(base)
+        self.data, _, counted = open_data(base)
         for part in self.parts:
             check_changes_output(arms[part.name], arms[BASE], self.data["vocab_size"])
         self.arms = arms
-        self.yardsticks = ngrams.yardsticks(self.counted, tokens_of(base), base["block_size"])
+        self.yardsticks = ngrams.yardsticks(counted, tokens_of(base), base["block_size"])
         if "trigrams" not in self.yardsticks:
             fix = "choose running text, not a very short one, and prepare it again if it is old"
             raise UserError("no n-gram losses", f"dataset={base['dataset']}", fix)
@@ -140,8 +141,8 @@ class Course:
         row = job.row(result, self.machine)
         self.folder.mkdir(parents=True, exist_ok=True)
         files.append(self.folder / "rows.jsonl", row)
-        self.rows[job.key] = row
         if row["status"] != "failed":
+            self.rows[job.key] = row
             files.remove(Path(job.out_dir))
 
     # ------------------------------------------------------------ its runs
@@ -218,14 +219,14 @@ class Course:
         return self.pending(self.arm_jobs()) if self.is_admitted else []
 
     def left(self):
-        """(runs of the base, runs of the arms) that are left. The guess of r* stands for it while
-        it is not known."""
+        """(runs of the base, runs of the arms) that are left. Until r* is known, the guess stands
+        for it."""
         jobs = self.next_jobs()
         if not jobs:
             return [], []
-        rates = [job for job in jobs if job.purpose == "rate"]
+        of_rate = [job for job in jobs if job.purpose == "rate"]
         self.best_rate = self.best_rate or self.guess
-        return rates + self.pending(self.base_jobs()), self.pending(self.arm_jobs())
+        return of_rate + self.pending(self.base_jobs()), self.pending(self.arm_jobs())
 
     def pending(self, jobs):
         """The jobs that have no row."""

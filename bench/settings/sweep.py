@@ -4,6 +4,7 @@ run of the first setting that has one, so no core waits for the last run of a ph
 """
 
 import contextlib
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -145,7 +146,6 @@ def measure(plan, courses, stop):
                 course.keep_row(job, result)
                 report(course, job, result)
                 if result["status"] == "failed":
-                    course.rows.pop(job.key)
                     failures.add(job.key)
         for course in active:  # the runs that are left have failed, or a stop was asked for
             if course.is_admitted:
@@ -253,7 +253,7 @@ def print_plan(plan, courses):
     for heading in ("base\nruns", "part\nruns", "hours"):
         table.add_column(heading, justify="right")
     workers = plan.config.workers or len(cores())
-    lefts = []  # (runs of the base, runs of the parts, hours) of each setting
+    totals = Counter()  # runs of bases, runs of parts, and hours, over all settings
     for number, course in enumerate(courses, 1):
         recognise(course, plan)
         while course.needs_more_tokens:
@@ -263,7 +263,7 @@ def print_plan(plan, courses):
         if of_base or of_parts:
             with doing(f"{course.setting.name}: timing its step ({number} of {len(courses)})"):
                 hours = hours_of(of_base + of_parts) / workers
-        lefts.append((len(of_base), len(of_parts), hours))
+        totals.update(base=len(of_base), parts=len(of_parts), hours=hours)
         factors = course.setting.factors
         table.add_row(
             course.setting.name,
@@ -276,11 +276,11 @@ def print_plan(plan, courses):
             f"{hours:.1f}",
         )
     Console(width=WIDTH, highlight=False).print(table)
-    of_base, of_parts, hours = map(sum, zip(*lefts, strict=True))
-    left = of_base + of_parts
+    left = totals["base"] + totals["parts"]
     planned = left + sum(len(course.rows) for course in courses)
-    print(f"{left} of {planned} runs are left, about {hours:.1f} hours, {workers} at a time:")
-    print(f"{of_parts} are of parts, and {of_base} of bases that are not stored yet")
+    hours = f"about {totals['hours']:.1f} hours"
+    print(f"{left} of {planned} runs are left, {hours}, {workers} at a time:")
+    print(f"{totals['parts']} are of parts, and {totals['base']} of bases that are not stored yet")
 
 
 def hours_of(jobs):

@@ -36,14 +36,13 @@ def show(folder, parts):
 
 def cells(effect):
     """The cells of a part."""
-    known = math.isfinite(effect.p_helps)
     return (
         effect.part,
         f"{effect.n_helps} of {effect.n_settings}",
         times(effect.mean),
         span(effect.mean_low, effect.mean_high),
         span(effect.new_low, effect.new_high),
-        chance(effect.p_helps) if known else "",
+        effect.chance,
         effect.word,
     )
 
@@ -59,15 +58,3 @@ def span(low, high):
         return ""
     ends = ["0" if low == -math.inf else times(low), "∞" if high == math.inf else times(high)]
     return " to ".join(ends)
-
-
-def chance(p):
-    """A probability as a text of as many digits as show on which side of a word's limit it is."""
-
-    def words(p):
-        return p >= effects.SURE, p <= round(1 - effects.SURE, 9)
-
-    digits = 2
-    while words(p) != words(float(f"{p:.{digits}f}")):
-        digits += 1
-    return f"{p:.{digits}f}"

@@ -109,7 +109,7 @@ def worths_of(measured):
             points = measured.points(name, rates.REPORTED)
             if points:
                 arms[name] = points
-    curvatures = dict.fromkeys((rates.CHOOSING, rates.REPORTED))  # {half: its curvature}
+    curvatures = {rates.CHOOSING: None, rates.REPORTED: None}  # {half: its curvature}
     tuned = any(len({x for x, _ in points}) > 1 for points in arms.values())
     if tuned:
         for half in curvatures:

@@ -4,7 +4,7 @@
 # thread of a CPU that multiplies bfloat16: 12 arms x 12 seeds, 40 controls, 9 runs for the curve
 # and 117 to choose rates, two at a time, are five hours.
 # The rows hold 12 more seeds of one arm, from an earlier plan, which no verdict uses.
-question = "Which parts help a GPT-2 of 0.8 M parameters on the characters of plays?"
+question = "Which parts help GPT-2?"
 out_dir = "bench/results/answer/gpt2"
 design = "arms"
 arms = {

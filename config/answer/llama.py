@@ -4,7 +4,7 @@
 # minutes on one thread of a CPU that multiplies bfloat16: 29 arms x 12 seeds, 40 controls, 9 runs
 # for the curve and 270 to choose rates, two at a time, are eleven hours.
 # The rows hold 12 more seeds of some arms, from an earlier plan, which no verdict uses.
-question = "Which parts help a LLaMA of 0.8 M parameters on the characters of plays?"
+question = "Which parts help LLaMA?"
 out_dir = "bench/results/answer/llama"
 design = "arms"
 arms = {
@@ -57,8 +57,8 @@ optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
 # parameters (4 * 12 * 64^2), few runs and no search, as one would try them first; some with AdamW,
 # at rates of their own; some on Python files in tokens of a vocabulary of 2,048. These multiply in
 # float32: few CPUs have bfloat16, and so runs of any machine join. "large" is four times as much of
-# everything, on a GPU: 3.2 M parameters (4 * 12 * 256^2) and 6.6 M tokens of the Python files, in
-# as many steps of four times the batch; config/answer/tune_large.py found the same rate for it.
+# everything, on a GPU: 4.2 M parameters (4 * 12 * 256^2 + 2 * 2,048 * 256) and 6.6 M tokens, in as
+# many steps of four times the batch; config/answer/tune_large.py found the same rate for it.
 # On a CPU, an evaluation of the Python files may hold 15 GB under glibc (docs/troubleshooting.md).
 _removed = ["learned positions", "layernorm", "gelu", "biases", "tied head"]
 _added = ["qk norm", "attention gate", "value residual", "x0 skip", "convolution"]
@@ -79,7 +79,6 @@ also = {
     "large": _fewer
     | _python
     | dict(
-        question="Which parts help a LLaMA of 4.2 M parameters on Python files?",
         n_embd=256,
         n_head=8,
         batch_size=48,

@@ -1,5 +1,5 @@
 # The recipe: which parts of LLaMA's shelf help together? Forward selection, one part a round. Give
-# this file after the file of the shelf, and each line once the line before has an answer:
+# this file after the file of the shelf, and each command when the one before has ended:
 #   python bench/ablate.py config/answer/llama.py config/answer/recipe.py --workers=2
 #   the same with --also=confirm-1, then --also=together
 # The base has QK norm, the shelf's best part in tokens that also saves time. The candidates are

@@ -64,14 +64,13 @@ def open_both(name, config):
     """(model, its identity, dataset folder, runtime). Raises UserError if the dataset has other
     tokens than the model."""
     runtime = set_up(config.device, "float32")
-    folder = checkpoint.find(name, config.checkpoint)
-    step = checkpoint.step_of(folder)
-    model, tokenizer, trained, _ = checkpoint.open_run(name, step, runtime.device)
+    model, tokenizer, trained, state = checkpoint.open_run(name, config.checkpoint, runtime.device)
     data = Path(config.data_dir) / (config.dataset or trained["dataset"])
     if not same_tokens(load_tokenizer(data, load_meta(data)), tokenizer):
         fix = f"prepare it with --tokenizer={name}"
         raise UserError("this dataset has other tokens than the model", data, fix)
-    return model, datastore.identity(folder), data, runtime
+    weights = datastore.identity(checkpoint.find(name, state["step"]))
+    return model, weights, data, runtime
 
 
 @torch.no_grad()

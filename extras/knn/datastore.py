@@ -84,8 +84,8 @@ class Datastore:
             shard.nprobe = LISTS
 
     def search(self, states):
-        """(squared distances, tokens), (n, K) each, of the nearest keys of states (n, C). Where
-        fewer than K are found, the distance is infinite."""
+        """(squared distances, tokens), (n, NEIGHBOURS) each, of the keys nearest to states (n, C).
+        Where fewer are found, the distance is infinite."""
         keys = np.ascontiguousarray(states.float().cpu().numpy())
         results = [shard.search(keys, NEIGHBOURS) for shard in self.shards]
         distances, places = (np.concatenate(part, 1) for part in zip(*results, strict=True))
@@ -103,7 +103,7 @@ class Datastore:
     def mix(self, logits, states):
         """The logarithm of p(y), (n, V), from the model's logits (n, V) and its states (n, C)."""
         distances, tokens = self.search(states)
-        near = torch.softmax(-distances / self.temperature, -1).float()  # (n, K)
+        near = torch.softmax(-distances / self.temperature, -1).float()  # (n, NEIGHBOURS)
         p = (1 - self.weight) * logits.float().softmax(-1)
         return p.scatter_add(1, tokens, self.weight * near).log()
 

@@ -23,8 +23,8 @@ NAMED = read_sweep([str(ROOT / "config/archs.py"), "--device=cpu"])[0].arms  # a
     [
         ([arm(odd=dict(n_kv_head=3))], r"arm odd: n_head=2 is not divisible by n_kv_head=3"),
         ([arm(t=dict(positon="rope"))], r"arm t: unknown key positon .*did you mean position"),
-        ([arm(same=dict(norm="layernorm"))], r"the arm same changes nothing: it is base already"),
-        ([arm(idle=dict(mlp="relu", norm_eps=1e-3))], "arm idle changes nothing: norm_eps has no"),
+        ([arm(same=dict(norm="layernorm"))], r"arm same: it is base already"),
+        ([arm(idle=dict(mlp="relu", norm_eps=1e-3))], "arm idle: norm_eps has no"),
         ([arm(big=dict(n_layer=8))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
         (["--design=axis"], r"no axis is named .*: add --axis=SLOT"),
@@ -50,7 +50,7 @@ def test_a_dead_switch_stops_the_sweep_by_name(drive, out, monkeypatch):
     """A rotation that is skipped, as in a published "NoPE = RoPE" result."""
     monkeypatch.setitem(POSITION, "rope", POSITION["none"])
     two = arm(fine=dict(norm="rmsnorm"), dead=dict(position="rope"))
-    wanted = "the arm dead changes nothing: it gives the same logits as base .position=rope"
+    wanted = "arm dead: it gives the same logits as base .position=rope"
     with pytest.raises(UserError, match=wanted):
         drive("--position=none", two)
     assert not out.exists()

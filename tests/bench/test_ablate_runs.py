@@ -220,7 +220,7 @@ def test_a_device_that_is_not_here_is_refused(drive, out):
 def test_odd_lines_stop_nothing_and_an_odd_plan_is_refused(drive, out, capsys):
     out.mkdir()
     (out / "sweep.json").write_text('{"arms": ["base"], "margin": 1}')
-    with pytest.raises(UserError, match="this is no plan of a sweep"):
+    with pytest.raises(UserError, match="this is not the plan of a sweep"):
         drive(ROPE)
     (out / "sweep.json").unlink()
     (out / "rows.jsonl").write_text('{}\n{"arm": [], "status": 3}\n[]\n')

@@ -153,6 +153,9 @@ def test_a_base_that_has_not_learned_trains_longer(tmp_path, monkeypatch):
     assert stored["base_values"]["max_iters"] == 2 * STEPS
     (measured,) = worths.load(tmp_path)
     assert len(measured.rows) == 5 + 4 + 6 + 1  # rows of the shorter length are left out
+    edited = plans.Setting("c01", course.setting.values | {"n_layer": 3}, False)
+    plan = plans.Plan(plans.SettingsConfig(out_dir=str(tmp_path)), [], [])
+    assert setting.Course(plan, edited, {}).doublings == 0
 
 
 def test_a_base_that_never_learns_is_not_admitted(tmp_path, monkeypatch):

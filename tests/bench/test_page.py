@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bench.ablation import comparisons, estimates, figures, page, page_tables, report, worth
+from bench.ablation.effects import Effect
 from bench.settings import held_out, plan, worths
 from common.files import ROOT
 from helpers.planned_settings import write_setting
@@ -296,7 +297,7 @@ def test_words_beside_published_ones_and_the_digits_of_a_probability():
     assert page.beside("worse", "helps") == "opposite"
     assert page.beside(None, "helps") == "cannot be tested here"
     texts = {0.897: "0.897", 0.8996: "0.8996", 0.9: "0.90", 0.951: "0.95", 0.102: "0.102"}
-    assert {p: page.chance(p) for p in texts} == texts
+    assert {p: Effect("", 4, 4, p_helps=p).chance for p in texts} == texts
 
 
 def test_the_page_in_a_browser(browser, out):

@@ -353,6 +353,7 @@ def test_run_folders(tmp_path):
         ("arm,loss,x\nbaseline,,1\nmine,NA,2", [], "none of the 2 rows has a loss"),
         ("arm,loss\na,b,1", [], "runs.csv:2"),
         ("arm,loss,loss\na,2,1", [], "two columns are named loss"),
+        ('arm,loss\nbaseline,1\n"mine,2\nmine,3', [], "close the quotes"),
         ("arm,loss,seed\na,2,1", ["--setting_column=seed"], "the column of two things"),
         ("name,value\nbaseline,1", [], "name one with --arm_column= --loss_column="),
         ("arm,seed,loss\n", [], "no rows"),
@@ -365,10 +366,7 @@ def test_a_mistake_is_one_line(printed, text, options, where):
         printed(text, *options)
 
 
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [("runs.json", ".csv"), ("missing.csv", "check the path")],
-)
+@pytest.mark.parametrize(("name", "fix"), [("a.json", ".csv"), ("missing.csv", "check the path")])
 def test_other_files_are_refused(tmp_path, name, fix):
     if not name.startswith("missing"):
         (tmp_path / name).write_text("[]")

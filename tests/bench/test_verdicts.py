@@ -202,6 +202,7 @@ def test_beside_a_base_that_fails_an_arm_can_only_be_better(tmp_path, effect, ve
     assert curve.means[2] == pytest.approx(np.sort(learned)[:-1].mean())
     reason = "runs of the other side did not learn"
     assert (rope["verdict"], rope["reason"], rope["p_not_learned"]) == (verdict, reason, 1)
+    assert math.isnan(rope["seeds_to_decide"])
     tied, _ = failing(sweep, lines, "base", 0, STUCK)
     assert tied["verdict"] == ("better" if effect < 0 else "worse")
 
@@ -272,7 +273,7 @@ def test_the_seeds_to_decide_are_as_many_as_the_power_needs(tmp_path):
 def test_the_power_is_that_of_the_noncentral_t_and_a_tie_decides_too():
     chance = power.to_differ(2.0, 1.0, 10, 0.05)
     assert chance == pytest.approx(stats.nct.sf(stats.t.isf(0.025, 10), 10, 2.0))
-    row = {"difference": 0.5, "se": 1.0, "n": 5, "n_control": 1000}  # a tie shows before that
+    row = {"difference": 0.5, "se": 1.0, "n": 5, "df": 1003}  # a tie shows before that
     seeds = 5 * ((stats.norm.isf(0.05) + stats.norm.isf(0.2)) / (1 - 0.5)) ** 2
     assert power.seeds_to_decide(row, 1.0, 1) == pytest.approx(seeds, abs=2)
 

@@ -97,7 +97,6 @@ def test_values(text, key, value):
         ("--share=0", "share=0.0 is out of range .*a number above 0, at most 1"),
         ("--learning_rate=1" + "0" * 400, "learning_rate is too large"),
         ("--learning_rate=1e999", "learning_rate cannot be inf"),
-        ("--batch_size=1e30", "batch_size is too large"),
         ("--old=1", "old is not a key here.*use --new"),
         ("missing.py", "cannot read the config file.*missing.py.*config/ holds examples"),
         ("config/llama_shakspeare.py", "did you mean config/llama_shakespeare.py?"),
@@ -145,9 +144,8 @@ def test_load_returns_who_gave_which_key(tmp_path):
         ("norm_typo = 1\n", "unknown key norm_typo .*another script. start a variable of your own"),
         ("exec('device, start = 0, 1')", "device is .*another file .*c.py.*OTHER.py .*c.py"),
         ("start = 'a\\0b'\n", "start contains a NUL character .*c.py:1"),
-        (f"batch_size = {'-' * 200_000}1\n", "c.py:1.*a config file is Python"),
     ],
-    ids=range(10),
+    ids=range(9),
 )
 def test_mistakes_in_a_file(tmp_path, source, words):
     (tmp_path / "c.py").write_text(source)

@@ -93,7 +93,7 @@ def test_a_conversation_goes_on(folder, answers, capsys, monkeypatch):
     assert asked[:2] == [FIRST, FIRST + second] and len(asked) == 3
     printed, notes = capsys.readouterr()
     assert printed.index("no more") < printed.index("of Rome") and "<|im" not in printed
-    assert notes.count("the text gets longer than the context") == 1
+    assert notes.count("the text may outgrow the context") == 1
     assert message(chat, b"\xff").startswith("this message is not utf-8 (stdin)")
     assert message(chat, b"", "--num_samples=3").startswith("num_samples changes nothing here")
     assert message(sample.build_config, {"chat": True}).startswith("this command holds no convers")

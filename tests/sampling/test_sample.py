@@ -280,10 +280,9 @@ def test_unknown_characters_are_named_or_skipped(out_dir, tmp_path, capsys):
 
 
 def test_notes_say_what_matters(out_dir, capsys):
-    """The end of the context once; nothing of how tokens are decoded; one sample at temperature
-    0."""
+    """The end of the context once; nothing about decoding; one sample at temperature 0."""
     run(out_dir, start="the king", num_samples=2, max_new_tokens=9)
-    seen = "longer than the context: beyond 16 tokens the model sees only the last 9 to 16"
+    seen = "may outgrow the context: beyond 16 tokens the model sees only the last 9 to 16"
     assert capsys.readouterr().err.count(seen) == 1
     run(out_dir, start="the king", temperature=0, max_new_tokens=8)
     printed = capsys.readouterr()

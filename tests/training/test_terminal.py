@@ -1,4 +1,4 @@
-"""What a finished run prints: a sample that fits the data, and the commands to type next."""
+"""What a run prints: names, peaks, warnings, progress, and the commands to type next."""
 
 import subprocess
 import sys

@@ -134,7 +134,7 @@ def test_an_evaluation_is_without_dropout(data_dir, tmp_path):
 )
 @pytest.mark.slow
 def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
-    """Half in one layout, half in another: losses, weights and moments are those of one process."""
+    """Half in one layout, half in another: losses, weights and moments are as in one process."""
     sizes = "--max_iters=6 --gradient_accumulation_steps=4 --batch_size=2 --eval_interval=3"
     more = f"{sizes} --eval_tokens=450 --model={model}"  # 15 batches: two ranks share them unevenly
     run = arguments(data_dir, tmp_path / "moved", *more.split())
@@ -209,7 +209,7 @@ def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
         ("--norm=batchnorm", "norm=batchnorm"),
     ],
 )
-def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, monkeypatch, more, words):
+def test_what_several_ranks_cannot_do_is_refused(data_dir, tmp_path, monkeypatch, more, words):
     for name in TORCHRUN:
         monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else "0")
     layout = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
