@@ -41,7 +41,7 @@ import numpy as np
 
 from common import files
 from common.commands import command
-from common.configurator import PositiveInt, build, load
+from common.configurator import PathName, PositiveInt, build, load
 from common.errors import UserError, folded, nearest, printable, run
 from tokens import downloads, ngrams, sources, token_files
 from tokens.documents import find_files, open_input
@@ -68,7 +68,7 @@ class Recipe(NamedTuple):
     config: str
     steps: int
     rows: int  # in a step; two rows of a preference count as one
-    most_rows: int  # in all steps without dropout, also on a GPU
+    most_rows: int  # more rows than these are read only with dropout, also on a GPU
     size: str  # the argument that gives the rows
     block_size: int = 128
 
@@ -89,22 +89,19 @@ PREFERENCES = Recipe(config="dpo_example", steps=40, rows=8, most_rows=320, size
 
 @dataclass
 class PrepareConfig:
-    input: str | None = None  # a file, several (a,b), a glob, a folder, or hf:OWNER/NAME
+    input: PathName | None = None  # a file, several (a,b), a glob, a folder, or hf:OWNER/NAME
     field: str | None = None  # the column of .jsonl, .csv, .parquet, hf: (None: text)
-    tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME
+    tokenizer: PathName = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME
     vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
-    data_dir: str = "data"  # the folder of the datasets
+    data_dir: PathName = "data"  # the folder of the datasets
     list: bool = False  # print the datasets that are known and prepared, and stop
-
-    def __post_init__(self):
-        self.data_dir = os.path.expanduser(self.data_dir)
-        self.tokenizer = os.path.expanduser(self.tokenizer)
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     """Make the dataset data_dir/name and return its meta.json. The other arguments are the keys of
     PrepareConfig."""
-    config = PrepareConfig(input=input, tokenizer=tokenizer, data_dir=data_dir, **more)
+    given = PrepareConfig(input=input, tokenizer=tokenizer, data_dir=data_dir, **more)
+    config = build(PrepareConfig, vars(given))
     check_name(name)
     folder = token_files.folder_of(config.data_dir, name)
     if not os.path.isdir(config.data_dir):
@@ -188,7 +185,7 @@ def open_text(name, config, folder):
 
 
 def chosen_tokenizer(name, kind, text):
-    """The tokenizer that --tokenizer=kind means for this text, if kind is `auto`."""
+    """`kind`, or in place of `auto` the one that suits this text."""
     if kind != "auto":
         return kind
     if name in NAMED:
@@ -202,7 +199,7 @@ def chosen_tokenizer(name, kind, text):
     else:
         kind = SMALL_BPE
         what = "tokens of a small BPE, trained on it"
-    print(f"  the text is prepared in {what}; --tokenizer=char, byte, bpe or gpt2 chooses")
+    print(f"  the text is prepared in {what}; to choose, give --tokenizer=char, byte, bpe or gpt2")
     return kind
 
 
@@ -284,8 +281,7 @@ def print_training(meta, data_dir, tokenizer="auto"):
     script = "train.py"
     if "preferences" in meta["splits"]["train"]:
         if not trained:
-            print("  a trained model learns preferences: prepare them in its tokens, with")
-            print("  --tokenizer=RUN (docs/finetuning.md)")
+            print("  a trained model learns preferences: add --tokenizer=RUN (docs/finetuning.md)")
             return
         recipe = PREFERENCES
         script = "extras.preferences"
@@ -330,7 +326,7 @@ def sizes(meta, recipe, context):
         epochs = steps * recipe.rows / samples
         if epochs > MOST_EPOCHS and recipe is SCRATCH:
             words.append("--dropout=0.1")
-            read = f"{steps} steps read this {epochs:.0f} times"
+            read = f"{steps} steps read the text {epochs:,.0f} times"
             print(f"  NOTE: {read}; a model will soon memorize it")
     return words
 
@@ -378,7 +374,7 @@ def main(argv):
     meta = prepare(words[0], **vars(config))
     tokenizer = config.tokenizer
     if tokenizer == "auto" and words[0] == "shakespeare":
-        tokenizer = NAMED["shakespeare"].tokenizer  # GPT-2's, which it is meant to fine-tune
+        tokenizer = NAMED["shakespeare"].tokenizer  # this text is for fine-tuning GPT-2
     print_training(meta, config.data_dir, tokenizer)
 
 

@@ -30,7 +30,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from common import commands, files
-from common.errors import UserError, nearest, one_line, speaks
+from common.commands import WIDTH
+from common.errors import WRAP, UserError, nearest, one_line, speaks
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def keys(*classes):
 
 
 def allowed(kind):
-    """(types, words, Range or None) that a key of type `kind` takes: any text if without words."""
+    """(types, words, Range or None) that a key of type `kind` takes. Without words: any text."""
     parts = [kind]
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         parts = typing.get_args(kind)
@@ -114,7 +115,7 @@ def from_text(text, kind):
     takes_any_text = str in kinds and not words
     if text in words or (takes_any_text and not is_none):
         return text  # a word such as none is a word, not None
-    if list in kinds and text[:1].isdigit():  # 0.5,1,2
+    if list in kinds and text.lstrip("-.")[:1].isdigit():  # 0.5,1,2
         text = f"[{text}]"
     if text in ("true", "false", "none"):
         text = text.capitalize()
@@ -134,12 +135,9 @@ def to_number(key, value, kinds, where):
         raise UserError(f"{key} is too large", where, "give a smaller number")
     if not math.isfinite(number):
         raise UserError(f"{key} cannot be {number}", where, "give a finite number")
-    is_int = isinstance(value, numbers.Integral)
-    if is_int and (int in kinds or float not in kinds):
-        return int(value)
-    if int in kinds and float not in kinds and number.is_integer():
-        return int(value)
-    return number
+    if float in kinds and not (int in kinds and isinstance(value, numbers.Integral)):
+        return number
+    return int(value) if number.is_integer() else number
 
 
 def check(key, value, kind, where):
@@ -179,7 +177,7 @@ def find(key, known, renamed, where, more=""):
 def find_file(path):
     """The path of a config file. If it is not in the current directory, it may be in the repo."""
     in_repo = commands.ROOT / path
-    return str(in_repo) if in_repo.is_file() and not os.path.exists(path) else path
+    return str(in_repo) if os.path.isfile(in_repo) and not os.path.exists(path) else path
 
 
 def compile_file(path):
@@ -251,8 +249,8 @@ class Given:
 
 
 def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=None):
-    """Read a command line and the config files that it names: the only place that reads argv.
-    Returns Given. The keys are the fields of `classes`.
+    """Read a command line and the config files that it names: the only place that reads its
+    keys. Returns Given. The keys are the fields of `classes`.
 
     scope(values) returns more names that a config file may read, such as the detected device.
     renamed: {old key: what to use instead}. defaults: {key: default that --help prints}."""
@@ -295,7 +293,7 @@ def parse(arg, known, renamed):
 def build(cls, values):
     """Make an instance of `cls` from those values that are its fields; others are ignored. Raises
     UserError if a value does not fit its key, or if `cls` raises ValueError."""
-    where = cls.__name__
+    where = "configuration"
     fitting = {}
     for key, kind in keys(cls).items():
         if key in values:
@@ -309,9 +307,7 @@ def build(cls, values):
 
 # ---------------------------------------------------------------- --help
 
-WIDTH = 80  # characters of a line
 KEY_WIDTH = 34  # characters of a key with its default
-WRAP = {"break_on_hyphens": False, "break_long_words": False}
 OFTEN = "most used"  # the first heading
 RARE = "rare: "  # a heading that only --help=all prints begins with it
 
@@ -401,7 +397,7 @@ def texts_of(cls):
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
     texts = {}
-    heading = cls.__name__
+    heading = "keys"
     last = 0  # the last line of the key before
     for node in ast.parse(source).body[0].body:
         if not isinstance(node, ast.AnnAssign):

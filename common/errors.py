@@ -1,8 +1,8 @@
 """
 How a script starts and ends.
 
-Exit status: 0 success, 2 a mistake by the user, 1 a failure while running, 130 Ctrl-C. An error is
-one line on stderr: `error: <what> (<key or file>): <what to do>`.
+Exit status: 0 success, 2 a mistake by the user, 1 a failure while running, 128 + n after signal n
+(130: Ctrl-C). An error is one line on stderr: `error: <what> (<key or file>): <what to do>`.
 """
 
 import errno
@@ -19,6 +19,7 @@ PACKAGES = {
     "starlette": "starlette uvicorn",
     "uvicorn": "starlette uvicorn",
 }
+WRAP = {"break_on_hyphens": False, "break_long_words": False}  # of textwrap
 DEBUG = ("--debug", "--debug=True")
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 # Control characters, those that reverse the text that follows, and halves of a character.
@@ -90,8 +91,7 @@ def folded(text, indent=2, stream=None):
     import textwrap
 
     width = max(2 * indent, shutil.get_terminal_size().columns)
-    wrap = dict(break_on_hyphens=False, break_long_words=False)
-    return textwrap.fill(text, width, subsequent_indent=" " * indent, **wrap)
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, **WRAP)
 
 
 def tell(text, stream=None):
@@ -137,7 +137,7 @@ def speaks():
 def end_at_once():
     """Let Ctrl-C end the process at once, without a traceback, until `run` is called. A script
     calls this before its other imports."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored by the shell
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -18,22 +18,22 @@ from common.errors import Failure, UserError, folded, one_line, tell
 
 ROOT = commands.ROOT
 
-
 UMASK = os.umask(0)
 os.umask(UMASK)
 
 # Errors of a file system that does not support an operation at all (FUSE, CIFS, Lustre).
 UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOLCK)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 warned = set()  # the warnings that were printed
 
 
 def warn_once(text, kind="warning", about=None):
-    """Print a warning, or a note, to stderr once. about: after one text about it, no other is
+    """Print a warning, or a note, to stderr once. about: a subject; only the first text about it is
     printed."""
     if (about or text) not in warned:
         warned.add(about or text)
-        begin = "\r\033[K" if sys.stderr.isatty() else ""  # where a bar stands, in place of it
+        begin = "\r\033[K" if sys.stderr.isatty() else ""  # overwrites a progress bar
         tell(begin + folded(f"{kind}: {text}", 2, sys.stderr))
 
 
@@ -86,7 +86,7 @@ def write(path, data):
 
 
 def check_picture(path, writers):
-    """Raise UserError unless a PNG can be written to `path`, over none but what `writers` drew."""
+    """Raise UserError unless `path` can take a PNG, over no file but one that `writers` drew."""
     path = Path(path)
     if path.suffix != ".png" or not path.parent.is_dir():
         raise UserError("out must be a .png in a folder that exists", f"out={path}", "change it")
@@ -97,8 +97,8 @@ def check_picture(path, writers):
 
 
 def no_link(path, flags):
-    """Open a file for open(opener=no_link), which raises OSError if a link has this name: behind a
-    link that came with a folder is a file of somebody else."""
+    """An opener for `open` that raises OSError for a symbolic link: one that came with a folder may
+    lead to somebody else's file."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -132,7 +132,7 @@ def remedy(error):
         return "choose a shorter name"
     if number == errno.ENOENT:
         return "make the folder again"
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if number in NO_SPACE:
         return "free the disk"
     return "check the disk"
 

@@ -37,7 +37,7 @@ class Runtime:
     world_size: int = 1
     reasons: dict = field(default_factory=dict)  # {what was chosen: a line that tells why}
     compile: bool = False
-    auto_dtype: bool = False  # whether the user gave dtype=auto
+    auto_dtype: bool = False  # whether dtype was auto
 
     @property
     def main(self):
@@ -286,7 +286,7 @@ class StopRequest:
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             handler = signal.getsignal(number)
-            if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # ignored, as by nohup
+            if handler is not signal.SIG_IGN:  # ignored, as by nohup or in a script's background
                 self.handlers[number] = handler
                 signal.signal(number, self.note)
 

@@ -16,7 +16,7 @@ from common.errors import UserError
 
 CHATS = ("messages", "conversations")  # columns of conversations
 COLUMNS = {"pairs": ["prompt", "answer"], "preferences": ["prompt", "chosen", "rejected"]}
-FORM = 'a line is {"prompt": "...", "answer": "..."}, or {"messages": [...]}'
+FORM = 'a row is {"prompt": "...", "answer": "..."}, or {"messages": [...]}'
 MESSAGE = 'a message is {"role": "user", "content": "..."}'
 ROLES = {  # how the line of a message begins: the roles, in lower case
     "User": ["user", "human", "prompter"],

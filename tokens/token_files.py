@@ -9,7 +9,6 @@ Writing and reading a dataset on disk. It is a folder that prepare.py makes:
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -32,7 +31,6 @@ NEEDED = ("tokens", "bytes")  # of a split
 COUNTS = (*NEEDED, "documents", "pairs", "longest", "preferences")
 FULL_SCAN = 100_000_000  # tokens; a longer split is checked only at its ends and in a sample
 PIECE = 1 << 20  # tokens checked at a time
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TASK = "task:"  # how the name of a dataset of extras/tasks.py begins
 
 
@@ -50,7 +48,7 @@ def on_disk(name):
 
 
 class TokenFile:
-    """A split that is being written, with `masked` its mask beside it."""
+    """A split that is being written. masked: its mask is, too."""
 
     def __init__(self, path, vocab_size, masked=False):
         self.file = open(path, "wb")  # noqa: SIM115 (closed by close)
@@ -153,7 +151,7 @@ def replacing(folder, stops):
         stops.wait()
         publish(new, folder)
     except OSError as error:
-        if error.errno not in NO_SPACE:
+        if error.errno not in files.NO_SPACE:
             raise
         raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
     finally:
@@ -237,7 +235,7 @@ def recover(folder):
 
 def prepare_command(folder):
     """The advice to prepare the dataset in this folder, with the command."""
-    from tokens.sources import NAMED  # here, since only errors need it
+    from tokens.sources import NAMED  # here, since sources imports this file
 
     name = folder.name
     if name.startswith(TASK):
@@ -256,7 +254,7 @@ def prepare_command(folder):
 
 def similar_dataset(folder):
     """A question with the named or prepared dataset that a missing one resembles most, or ""."""
-    from tokens.sources import NAMED  # here, since only errors need it
+    from tokens.sources import NAMED  # here, since sources imports this file
 
     if folder.name in NAMED or os.path.exists(folder):  # False for a name that is too long
         return ""

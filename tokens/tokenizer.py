@@ -68,7 +68,7 @@ class Tokenizer:
         return len(text)
 
     def changes(self):
-        """What of a text `decode` does not give back as it was, in words."""
+        """In words, what `decode` does not give back as it was."""
         return []
 
 
@@ -212,7 +212,7 @@ def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
         if kind == "bpe":
             tokenizer = BPETokenizer(encoding_from_json(data), **marks)
         elif kind in ("model", "sentencepiece"):
-            from tokens.pretrained import ModelTokenizer  # here, since few runs have one
+            from tokens.pretrained import ModelTokenizer  # here, since pretrained imports this file
 
             if kind == "sentencepiece":  # runs of before 2026-12, where <|endoftext|> was implied
                 added = data["tokenizer"]["added_tokens"]
@@ -323,10 +323,10 @@ PIECE = 1 << 18  # characters that a thread encodes at a time
 
 
 def encode_batches(tokenizer, texts, documents, in_pairs=False):
-    """Yield (ids, number of utf-8 bytes) in the order of `texts`, an iterator of str: of each of
-    the `documents`, without an end-of-text token, or of the pieces of one text, however it was cut,
-    whose ids together are the ids of the text. in_pairs: the documents are a prompt, its answer,
-    the next prompt, ..., and a prompt's ids are those of `Tokenizer.prompt`.
+    """Yield (ids, number of utf-8 bytes) of `texts`, an iterator of str, in their order. documents:
+    each text is a document, and gets no end-of-text token. Otherwise the texts are parts of one
+    text, which is cut anew where no cut changes its ids. in_pairs: the documents are a prompt, its
+    answer, the next prompt, ...; a prompt is encoded by `Tokenizer.prompt`.
 
     Threads encode: the libraries need no lock of Python's. At most two pieces per core are in
     memory. Raises what the tokenizer's `encode` raises."""

@@ -1,15 +1,15 @@
 """
 From texts, or prompt/answer pairs, to the token files of their splits.
 
-    test    1 % of the tokens, at least 50,000 if that is at most 5 %: cut off first, for the end
-    val     10 % of the rest
+    test    1 % of the tokens, or 50,000 if that is more, at most 5 %: cut off first, for the end
+    val     about 10 % of the rest
     train   all else
 
-A single text is split by position: train, val, test, in nanoGPT's order. Documents are split by a
-hash of their content, a number in [0, 1): test below a bound that falls from 0.05 to 0.01 as the
-corpus grows, val in [0.05, 0.15), train the rest; up to 100,000 documents by their sizes, too. So
-of more documents, one stays in val, or out of it, however many others are added. Pairs are split by
-their order.
+A single text is split by position: train, val, test, in nanoGPT's order. Pairs are split by their
+order. A document is split by a hash of its content, a number in [0, 1): test below a bound that
+falls from 0.05 to 0.01 as the corpus grows, val in [0.05, 0.15), else train. Up to 100,000
+documents are split by their sizes too (few_documents). Beyond that, no document enters or leaves
+val because others are added.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from itertools import groupby, islice
 import numpy as np
 from tqdm import tqdm
 
-from common.errors import UserError
+from common.errors import UserError, folded
 from tokens.token_files import TokenFile
 from tokens.tokenizer import END, encode_batches
 
 BAR = dict(disable=None, leave=False, unit_scale=True)  # on terminals only, removed at the end
 TEST_SHARE = 0.01  # of the tokens
-TEST_TOKENS = 50_000  # at least
+TEST_TOKENS = 50_000  # at least, within MOST
 MOST = 0.05  # of the tokens for test
 VAL = (0.05, 0.15)  # the range of the hashes of the documents in val
 FEW = 100_000  # documents whose sizes are kept in memory, to split them by size
@@ -105,9 +105,8 @@ def survey(corpus):
     bar.close()
 
     if marks:
-        what = f"{END} stands {marks:,} times in this text"
-        print(f"  NOTE: {what}, and is learned letter by")
-        print("  letter. docs/your_text.md shows how to make a document of what stands between.")
+        what = f"{END} stands {marks:,} times in this text, and is learned letter by letter"
+        print(folded(f"  NOTE: {what}; docs/your_text.md makes documents of it"))
     if len(facts.chars) < 2 or not "".join(facts.chars).strip():
         what = "the text is empty, blank, or one character alone"
         raise UserError(what, corpus.source, "choose a longer text")
@@ -327,9 +326,7 @@ def write_given(splits, make_tokenizer, folder):
     sha256 = hashlib.sha256()
 
     def chars():
-        found = set()
-        if train.documents:
-            found.add("\n")  # for the blank line between documents
+        found = {"\n"} if train.documents else set()  # documents end with a blank line
         for corpus in splits.values():
             for text in corpus.pieces():
                 found.update(text)

@@ -58,7 +58,7 @@ def import_weights(settings, tokenizer):
         say(f"note: {change} (the longest context of these weights)")
         model["block_size"] = longest
     check_model(model)
-    same = hf.same_tokens(config.init_from, tokenizer)
+    same = hf.agrees_with(config.init_from, tokenizer)
     if same is None:
         what = f"{config.dataset} may have other tokens than {config.init_from}"
         files.warn_once(f"{what}, whose tokenizer cannot be read")

@@ -23,7 +23,7 @@ license: unknown
 | | |
 |---|---|
 | base | {base} |
-| data | {dataset}, {vocab_size:,} different tokens; fingerprint {fingerprint} |
+| data | {dataset}, in a vocabulary of {vocab_size:,} tokens; fingerprint {fingerprint} |
 | training | {step:,} of {max_iters:,} steps, {optimizer}, learning rate {learning_rate:g} |
 | context | {block_size:,} tokens |
 | loss | {loss} |
@@ -44,7 +44,7 @@ began with, may hold for these weights too: before you publish them, put a licen
 
 BEGINNINGS = {  # init_from
     "scratch": "none: trained from scratch",
-    "resume": "not known, since the run was resumed",
+    "resume": "not known, since the run was resumed",  # of older runs
 }
 
 

@@ -93,7 +93,7 @@ def best_of(out_dir):
     try:
         present = checkpoints(out_dir)
         state = files.read_json(present[max(present)] / "state.json", FOREIGN)
-        if state["best_step"] in list(present):
+        if state["best_step"] in list(present):  # a list, since the value may be unhashable
             return state["best_step"]
         return int(files.regular(Path(out_dir) / "best").read_text())
     except (OSError, ValueError, LookupError, UserError):
@@ -252,7 +252,7 @@ def flaw(folder):
         sums = files.parse_json(files.regular(folder / "checksums.json").read_bytes())
         foreign = sums.keys() - {*required, "optimizer.safetensors"}
         if foreign:
-            what = f"checksums.json names {checks.first_three(foreign)}, which a checkpoint lacks"
+            what = f"checksums.json names {checks.first_three(foreign)}, no file of a checkpoint"
             return what, folder / "checksums.json"
         for name, expected in (dict.fromkeys(required) | sums).items():
             actual = files.sha256_of(folder / name)
@@ -284,8 +284,8 @@ def read(folder):
     if wrong:
         others = checkpoints(folder.parent.parent)
         others.pop(step_of(folder), None)
-        good = [step for step in others if not flaw(others[step])]
-        fix = f"go back to step {good[-1]}: remove this folder" if good else "start again"
+        good = next((step for step in reversed(others) if not flaw(others[step])), None)
+        fix = "start again" if good is None else f"go back to step {good}: remove this folder"
         raise UserError(*wrong, fix)
 
     names = ("state", "config", "tokenizer")

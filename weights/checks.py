@@ -43,7 +43,7 @@ def check_folder(folder, where):
         fix = "give the run that was trained on it"
         raise UserError("this is a dataset, not a model or a run", where, fix)
     if folder.absolute().parent.name == "ckpt":
-        fix = f"name its run, {folder.parent.parent}"
+        fix = f"name its run, {folder.absolute().parent.parent}"
         raise UserError("this is a checkpoint of a run", where, fix)
 
 

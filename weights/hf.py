@@ -43,7 +43,7 @@ WRAPPERS = re.compile(r"\b(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wra
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 IN_ROPE = ("rope_type", "factor")  # they count only inside the rope's keys
-NULLABLE = ("sliding_window", "num_key_value_heads", "final_logit_softcapping")  # null: not absent
+NULLABLE = ("sliding_window", "num_key_value_heads", "final_logit_softcapping")  # null is a value
 DEFAULTS = {field.name: field.default for field in fields(VariantConfig)}
 DAMAGED = "download the file again"
 NO_CONFIG = "is this the config.json of a Hugging Face model?"
@@ -191,9 +191,9 @@ def to_ours(config, tensors, where="config.json"):
 def split(family, values, stored, where):
     """{our name: tensor} from their tensors. Raises UserError if one is missing or does not fit."""
     left = with_prefix(family, stored)
-    names = {ours[0]: theirs for theirs, ours, _ in family.names}
-    wte = f"{names['wte']}.weight"
-    head = f"{names['lm_head']}.weight"
+    theirs_of = {ours[0]: theirs for theirs, ours, _ in family.names}
+    wte = f"{theirs_of['wte']}.weight"
+    head = f"{theirs_of['lm_head']}.weight"
     if values["tie_embeddings"] and wte not in left and head in left:
         left[wte] = left.pop(head)  # a tied matrix may be stored under either name
     weights = {}
@@ -373,9 +373,9 @@ def load_tokenizer(name, key="init_from"):
     return tokenizer
 
 
-def same_tokens(name, tokenizer):
-    """Whether a tokenizer has the same ids as the tokenizer of load_pretrained(name)'s weights;
-    None if that one cannot be read."""
+def agrees_with(name, tokenizer):
+    """Whether the ids that a tokenizer and the one of load_pretrained(name) both have mean the
+    same; None if that one cannot be read."""
     try:
         theirs = load_tokenizer(name)
     except UserError:

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from bench.ablation import power
 from bench.ablation.arms import BASE, described
-from common.errors import printable
+from common.commands import WIDTH
+from common.errors import WRAP, printable
 from training.run_folder import duration
 from training.settings import TrainConfig
 
-WIDTH = 80  # columns
 SILENCE = 30  # seconds after which a line off a terminal shows that work goes on
 NOISE_RUNS = 5  # runs of the base from which the noise is estimated
 PURPOSES = {
@@ -45,8 +45,7 @@ class Output(Console):
 
 def say(text):
     """Print a text in lines of 80 columns, without breaking a word."""
-    wrap = dict(break_on_hyphens=False, break_long_words=False)
-    print(textwrap.fill(printable(text), WIDTH, **wrap), flush=True)
+    print(textwrap.fill(printable(text), WIDTH, **WRAP), flush=True)
 
 
 @contextlib.contextmanager

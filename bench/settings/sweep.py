@@ -14,7 +14,7 @@ import train
 from bench.ablation import identity, step_times
 from bench.ablation.arms import BASE
 from bench.ablation.fingerprint import one_thread, start_run
-from bench.ablation.progress import WIDTH, doing, say
+from bench.ablation.progress import doing, say
 from bench.ablation.rows import is_cost
 from bench.ablation.step_times import PATIENCE, cores, wait_until_quiet
 from bench.ablation.sweep import identify
@@ -25,6 +25,7 @@ from bench.settings.run import Worker, ended
 from bench.settings.setting import Course
 from bench.settings.table import show as show_table
 from common import files
+from common.commands import WIDTH
 from common.errors import UserError
 from common.runtime import StopRequest, find_device, versions
 from tokens.token_files import is_prepared

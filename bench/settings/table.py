@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.ablation import effects
-from bench.ablation.progress import WIDTH, say
+from bench.ablation.progress import say
 from bench.settings import worths
+from common.commands import WIDTH
 
 HEADINGS = ("helps in", "worth", "95 %", "new setting", "P(helps)", "verdict")
 

@@ -88,7 +88,7 @@ def test_a_script_imports_little_besides_torch(first, commands, statuses):
 def test_a_first_line_comes_before_torch(name):
     """It is on stderr, and there is a Ctrl-C that leaves no traceback while torch is imported."""
     options = ["-X", "importtime", name, "--out_dir=nowhere", "cannot-be-read"]
-    not_ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # as by nohup
+    not_ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen([sys.executable, *options], preexec_fn=not_ignored, **PIPES)
     lines = []
     for line in process.stderr:

@@ -189,12 +189,14 @@ def test_a_second_signal_a_moment_later_ends_at_once(monkeypatch):
 
 def test_a_terminal_that_closes_does_not_stop_what_nohup_started():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     stop = StopRequest()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) == stop.note
     stop.close()
-    assert signal.getsignal(signal.SIGINT) == before
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # in the background of a script
+    assert signal.SIGINT not in StopRequest().handlers
 
 
 IN_FORWARD = (net.Loss, "forward")

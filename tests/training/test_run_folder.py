@@ -33,7 +33,7 @@ def test_a_name_that_no_folder_can_have(tmp_path, name):
 
 def test_leftovers_of_interrupted_writes_are_removed(tmp_path):
     mine = tmp_path / "log.jsonl.tmp"
-    for path in (mine, files.partial(tmp_path / "log.jsonl"), files.partial(tmp_path / "best")):
+    for path in (mine, *(files.partial(tmp_path / name) for name in run_folder.WRITTEN)):
         path.touch()
     run_folder.open_out_dir(tmp_path).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "log.jsonl.tmp"]

@@ -270,7 +270,7 @@ def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monk
     assert "model with another arch (arch=llama3)" in message(train.main, [*run, "--arch=llama3"])
     words = message(train.main, [*run, "--vocab_size=30"])
     assert "leave out the keys" in words, words
-    monkeypatch.setattr("weights.hf.same_tokens", lambda name, tokenizer: False)
+    monkeypatch.setattr("weights.hf.agrees_with", lambda name, tokenizer: False)
     words = "not prepared with the tokenizer of these weights.*prepare.py NAME"
     assert re.search(words, message(train.main, run)) and not (tmp_path / "run").exists()
 

@@ -105,7 +105,6 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
         "NVIDIA H100 80GB HBM3": 989,
         "NVIDIA H100 PCIe": 756,
         "NVIDIA GeForce RTX 4090": 165,
-        "NVIDIA L40": None,
         "NVIDIA GeForce RTX 4090 Laptop GPU": None,
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb": None,
     }.items(),

@@ -123,7 +123,7 @@ def test_the_card_says_what_the_checkpoint_knows(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "open_run", lambda *_: (model, tokenizer, padded, state))
     main([f"--out_dir={runs / 'gpt2'}", f"--dest={tmp_path / 'hf'}"])
     card = huggingface_hub.ModelCard.load(tmp_path / "hf/README.md")
-    assert f"chars, {tokenizer.vocab_size} different tokens" in card.text
+    assert f"chars, in a vocabulary of {tokenizer.vocab_size} tokens" in card.text
     assert card.data.license == "unknown" and card.data.base_model is None
     for words in ("GPT2LMHeadModel", "chars", "scratch", f"{state['best_val_loss']:.4f}", "icence"):
         assert words in card.text, words

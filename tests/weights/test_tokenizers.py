@@ -64,11 +64,11 @@ def test_hugging_face_gives_the_same_ids_and_text(kind, tmp_path):
 def test_weights_on_the_tokens_of_another_tokenizer(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(tokenizers.to_tokenizer_json(bpe().to_json())))
-    assert hf.same_tokens(str(tmp_path), bpe()) is True
+    assert hf.agrees_with(str(tmp_path), bpe()) is True
     for other in (bpe(special={"<|end|>": 0}, merges=60), bpe(merges=5), CharTokenizer("abc")):
-        assert hf.same_tokens(str(tmp_path), other) is False
+        assert hf.agrees_with(str(tmp_path), other) is False
     path.write_text("{}")
-    assert hf.same_tokens(str(tmp_path), bpe()) is None
+    assert hf.agrees_with(str(tmp_path), bpe()) is None
 
 
 @pytest.mark.parametrize(
