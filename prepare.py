@@ -309,11 +309,12 @@ def sizes(meta, recipe, context):
     splits = [meta["splits"][split] for split in ("train", "val")]
     train = splits[0]
     most = min(context, *(entry["tokens"] - 1 for entry in splits))
-    block_size = max(1, min(recipe.block_size, most))
-    samples = max(1, train["tokens"] // block_size)
     if "longest" in train:
         samples = train.get("preferences", train["pairs"])
         block_size = min(max(entry["longest"] for entry in splits) - 1, context, LARGEST_BLOCK)
+    else:
+        block_size = max(1, min(recipe.block_size, most))
+        samples = max(1, train["tokens"] // block_size)
 
     small = MOST_EPOCHS * samples < recipe.most_rows
     words = []

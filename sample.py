@@ -390,6 +390,9 @@ def main(argv):
         find(name, config.checkpoint)  # raises UserError if this is no run
     else:
         refuse_idle(given.typed, ["out_dir"])
+        if "checkpoint" in given.typed and not os.path.isdir(os.path.join(name, "ckpt")):
+            fix = "leave it out, or name a run"
+            raise UserError(f"{name} is not a run, which has checkpoints", "checkpoint", fix)
     opened = open_model(name, texts, config, device, dtype)
     if config.converses():
         config.num_samples = 1

@@ -22,7 +22,7 @@ import re
 import pandas as pd
 
 from bench.ablation.page_tables import CHANGES, steps_of
-from bench.ablation.page_worths import helps, span
+from bench.ablation.page_worths import helps, lowest_to_highest
 from common.configurator import print_help
 from common.errors import run
 from common.files import ROOT, write
@@ -70,7 +70,7 @@ def text_of(name, worths):
     if word == "settings":
         return str(worths[worths.planned == 1].setting.nunique())
     if word == "worth":
-        return f"{span(planned)} ×"
+        return f"{lowest_to_highest(planned)} ×"
     if word == "helps":
         return helps(planned)
     return f"{rows[word].dropna().iloc[0]:.2f}"  # a cost, in the first setting that has it

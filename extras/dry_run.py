@@ -146,7 +146,9 @@ def dry_run(run):
 
     c = variant_config(run)
     steps = max(0, config.max_iters - begin)
-    next_due = begin + (run.state.get("evaluated") == begin)
+    next_due = begin
+    if run.state.get("evaluated") == begin:
+        next_due += 1
     evaluations = sum(n >= next_due for n in range(0, config.max_iters, config.eval_interval))
     if next_due <= config.max_iters:
         evaluations += 1  # the last one

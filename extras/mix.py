@@ -267,8 +267,10 @@ def mixed_row(sources, weights, found):
         row["val_losses"] = dict(zip(names, [own["val_loss"] for own in rows], strict=True))
         bits = [own["bits_per_byte"] for own in rows]
         row["val_bits_per_byte"] = dict(zip(names, bits, strict=True))
-    blocks = blocks_of([sums.get("whole", sums["val"]) for sums in found], weights)
-    return row | ({"val_blocks": blocks} if "val_loss_tune" in row else {})
+    if "val_loss_tune" in row:
+        sums_of_val = [sums.get("whole", sums["val"]) for sums in found]
+        row["val_blocks"] = blocks_of(sums_of_val, weights)
+    return row
 
 
 def mean_row(rows, weights):

@@ -208,7 +208,8 @@ def needed(key, word, base):
     if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
         return {"position": "none"}
     if key in without_effect(asdict(base)):
-        return dict(readers()[key][:1])
+        slot, first = readers()[key][0]
+        return {slot: first}
     return {}
 
 

@@ -4,6 +4,7 @@ shapes of its tensors. Each function raises UserError for the first problem and 
 the key or tensor.
 """
 
+import os
 from typing import Literal
 
 import torch
@@ -43,7 +44,7 @@ def check_folder(folder, where):
         fix = "give the run that was trained on it"
         raise UserError("this is a dataset, not a model or a run", where, fix)
     if folder.absolute().parent.name == "ckpt":
-        fix = f"name its run, {folder.absolute().parent.parent}"
+        fix = f"name its run, {os.path.relpath(folder.absolute().parent.parent)}"
         raise UserError("this is a checkpoint of a run", where, fix)
 
 

@@ -14,7 +14,7 @@ OPPOSITE = {"better": "worse", "worse": "better"}
 
 
 @dataclass
-class Sweep:
+class Shelf:
     """One sweep, which is of one setting."""
 
     base: str
@@ -27,13 +27,13 @@ class Estimate:
     """What one setting says about a part, which an arm puts into the base or takes out of it."""
 
     part: str
-    setting: Sweep
+    shelf: Shelf
     arm: dict  # the row of the arm's verdict
     taken_out: bool
 
     def __post_init__(self):
         self.row = of_part(self.arm) if self.taken_out else self.arm
-        self.ends = self.setting.section.curve_ends
+        self.ends = self.shelf.section.curve_ends
         if self.taken_out:
             self.ends = 1 / self.ends[::-1]
 
@@ -47,7 +47,7 @@ class Estimate:
 
     def ratio(self, key):
         """The cost with the part over the cost without it; nan if unknown."""
-        section = self.setting.section
+        section = self.shelf.section
         arm = section.cost(self.arm["arm"], key)
         base = section.cost(self.arm["against"], key)
         return base / arm if self.taken_out else arm / base

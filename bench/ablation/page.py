@@ -26,7 +26,7 @@ from bench.ablation import (
     report,
     tables,
 )
-from bench.ablation.estimates import WORDS, Estimate, Sweep
+from bench.ablation.estimates import WORDS, Estimate, Shelf
 from bench.settings import held_out, worths
 from bench.settings.table import span
 from common.files import write as write_file
@@ -51,7 +51,7 @@ class Part:
 
     def within(self, base):
         """The estimate of the first sweep of a base that has one; None if none has."""
-        found = [each for each in self.estimates if each.setting.base == base]
+        found = [each for each in self.estimates if each.shelf.base == base]
         return found[0] if found else None
 
     @property
@@ -133,10 +133,10 @@ class Page:
     def __init__(self, config, sections, planned=(), tested=()):
         self.config = config
         self.planned = planned
-        self.sweeps = []  # those whose base has learned: it ends below the trigrams of its text
+        self.shelves = []  # those whose base has learned: it ends below the trigrams of its text
         for folder, (base, name) in config["settings"].items():
             if folder in sections and not sections[folder].facts.above_trigrams:
-                self.sweeps.append(Sweep(base, name, sections[folder]))
+                self.shelves.append(Shelf(base, name, sections[folder]))
 
         columns, found = worths.table(planned)
         self.columns = pd.DataFrame(columns)  # of the parts that the page shows
@@ -200,12 +200,12 @@ class Page:
     def part(self, name, swap, claims=(), into=None, out_of=None):
         """The Part of an entry of the config."""
         estimates = []
-        for sweep in self.sweeps:
-            rows = {row["arm"]: row for row in sweep.section.swaps}
+        for shelf in self.shelves:
+            rows = {row["arm"]: row for row in shelf.section.swaps}
             for taken_out, arms in ((False, into or {}), (True, out_of or {})):
-                row = rows.get(arms.get(sweep.base))
+                row = rows.get(arms.get(shelf.base))
                 if row:
-                    estimates.append(Estimate(name, sweep, row, taken_out))
+                    estimates.append(Estimate(name, shelf, row, taken_out))
         return Part(name, swap, estimates, claims, self.config["multiples"].get(name, []))
 
 
@@ -218,7 +218,7 @@ def pictures_of(page):
     made = {"settings": page_figures.across(page.answers, page.rows)}
     for found in [part.within(base) for part in page.parts if part.name == name]:
         if found:
-            made["example"] = page_figures.example(found.setting.section, found.arm["arm"], name)
+            made["example"] = page_figures.example(found.shelf.section, found.arm["arm"], name)
     return {key: figure for key, figure in made.items() if figure}
 
 

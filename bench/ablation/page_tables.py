@@ -101,7 +101,7 @@ def steps_of(rows):
             mine = own[own["base"] == base]
             cells[f"helps {word(base)} in"] = page_worths.helps(mine)
             cells[f"worth in {word(base)}"] = page_worths.mean(mine)
-            cells[f"lowest to highest in {word(base)}"] = page_worths.span(mine)
+            cells[f"lowest to highest in {word(base)}"] = page_worths.lowest_to_highest(mine)
         if len(own):
             made.append(cells)
     return pd.DataFrame(made)
@@ -139,7 +139,7 @@ def plan_table(page):
     for each in page.planned:
         admission = each.facts["admission"] or {}
         rows.append(
-            levels_of(each)
+            cells_of_setting(each)
             | {
                 "best rate": number(each.facts["best_rate"] or math.nan, ".2g"),
                 "loss of the base": number(admission.get("loss", math.nan), ".3f"),
@@ -151,7 +151,7 @@ def plan_table(page):
     return pd.DataFrame(rows) if rows else None
 
 
-def levels_of(measured):
+def cells_of_setting(measured):
     """The cells that say what a planned setting is."""
     levels = page_worths.levels_of(measured.facts)
     shown = ("base", "text", "tokens", "optimizer", "size", "context")
@@ -168,7 +168,7 @@ def card_table(page, part):
         if not row["beyond"]:
             text = tables.interval(row["worth"], row["low"], row["high"], "{:.2f}".format)
         cells = {"setting": row["setting"], "worth × tokens": text}
-        rows.append(cells | levels_of(measured[row["setting"]]) | {"runs": f"{row['runs']}"})
+        rows.append(cells | cells_of_setting(measured[row["setting"]]) | {"runs": f"{row['runs']}"})
     return pd.DataFrame(rows)
 
 

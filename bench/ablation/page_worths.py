@@ -31,14 +31,14 @@ def table(page):
 
 def of_sweep(found):
     """The row of an Estimate."""
-    plan = found.setting.section.plan
+    plan = found.shelf.section.plan
     worth, low, high = found.bar()
     text = plan["data"]["dataset"]
     return {
         "part": found.part,
-        "setting": found.setting.name,
+        "setting": found.shelf.name,
         "planned": 0,
-        "base": found.setting.base,
+        "base": found.shelf.base,
         "text": TEXTS.get(text, text),
         "optimizer": plan["base_values"]["optimizer"],
         "runs": int(found.row["n"]),
@@ -104,7 +104,7 @@ def helps(rows):
     return f"{(rows.worth > 1).sum()} of {len(rows)}" if len(rows) else DASH
 
 
-def span(rows):
+def lowest_to_highest(rows):
     """The lowest and the highest worth of some rows."""
     if rows.empty:
         return DASH

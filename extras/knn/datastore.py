@@ -41,8 +41,11 @@ def identity(checkpoint_folder):
 def watched(model):
     """A list that always holds the last states that the last block's MLP has read, (B, T, C)."""
     seen = [None]
-    mlp = model.blocks[-1].mlp
-    handle = mlp.register_forward_pre_hook(lambda _, inputs: seen.__setitem__(0, inputs[0]))
+
+    def keep(mlp, inputs):
+        seen[0] = inputs[0]
+
+    handle = model.blocks[-1].mlp.register_forward_pre_hook(keep)
     try:
         yield seen
     finally:

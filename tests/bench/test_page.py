@@ -265,7 +265,7 @@ def test_a_sweep_tells_everything_of_the_part(made, out):
     taken_out = rope.within("llama")
     assert taken_out.row["worth"] == pytest.approx(1 / taken_out.arm["worth"])
     assert taken_out.ratio("parameters") == pytest.approx(800_000 / 804_000)
-    above = estimates.Estimate("A", made.sweeps[0], {**taken_out.arm, "worth": np.inf}, True)
+    above = estimates.Estimate("A", made.shelves[0], {**taken_out.arm, "worth": np.inf}, True)
     assert above.beyond == -1 and above.bar()[0] == 0.5
 
     (biases,) = made.others
@@ -279,7 +279,7 @@ def test_a_sweep_tells_everything_of_the_part(made, out):
 def test_a_sweep_whose_base_has_not_learned_says_nothing_of_parts(tmp_path):
     make_sweep(tmp_path, effects=EFFECTS, ngrams={"best": [5, 1.6], "trigrams": 1.7}, **CALM)
     made = page.Page(CONFIG, {"gpt2": report.judge([tmp_path])[0]})  # the base ends at 1.75
-    assert made.sweeps == [] and made.parts == []
+    assert made.shelves == [] and made.parts == []
     make_sweep(tmp_path, effects=EFFECTS, curve=[], **CALM)  # no curve, no worths
     made = page.Page(CONFIG, {"gpt2": report.judge([tmp_path])[0]})
     assert made.rows.empty and [part.word for part in made.parts][:2] == ["hurts", "helps"]

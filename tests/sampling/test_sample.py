@@ -189,6 +189,7 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
         (["--init_from=run/ckpt/000150"], "a checkpoint of a run .*name its run, run"),
         (["--seed=1", "--init_from=gpt2"], "out_dir changes nothing here"),
+        (["--init_from=gpt2", "--checkpoint=best"], "gpt2 is not a run, .*leave it out"),
         (["Once upon a time " * 20], "cannot read Once .*write --start=TEXT"),
     ],
     ids=str,

@@ -238,7 +238,6 @@ INDEX = "model.safetensors.index.json"
         ("shards", lambda f: truncate(second(f)), "model-00002-of"),
         ("shards", lambda f: second(f).unlink(), "cannot read .*model-00002-of"),
         ("shards", text(INDEX, b'{"weight_map": {"a": "../a"}}'), "weight_map does not.*index"),
-        ("shards", text(INDEX, b'{"weight_map": ["a"]}'), "weight_map does not.*index"),
         ("shards", with_others_without_index, "is in model-00001-of-00099.* and in model-"),
         ("single", text("adapter_config.json", b"{}"), "adapter_config.json is of an adapter"),
     ],
