@@ -28,13 +28,13 @@ class Contrast(NamedTuple):
         """Two-sided, against no difference; 1 where it is unknown, as where all runs are equal."""
         with np.errstate(all="ignore"):
             p = 2 * special.stdtr(self.df, -abs(self.difference) / self.se)
-        return np.where(self.se > 0, p, 1)
+        return np.nan_to_num(np.where(self.se > 0, p, 1), nan=1)
 
     def p_tie(self, margin):
         """Of two one-sided tests that the difference is below the margin; 1 where it is unknown."""
         with np.errstate(all="ignore"):
             p = special.stdtr(self.df, (abs(self.difference) - margin) / self.se)
-        return np.where(self.se > 0, p, 1)
+        return np.nan_to_num(np.where(self.se > 0, p, 1), nan=1)
 
     def columns(self):
         """The columns of a verdict, with the 95 % interval of this comparison alone."""
