@@ -18,9 +18,9 @@ if __name__ == "__main__":
 import runpy
 from pathlib import Path
 
+from common.commands import ROOT
 from common.configurator import print_help
 from common.errors import UserError, run
-from common.files import ROOT
 
 ANSWER = ROOT / "bench/results/answer"
 CONFIG = ROOT / "config/answer/page.py"

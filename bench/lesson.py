@@ -23,9 +23,10 @@ import pandas as pd
 
 from bench.ablation.page_tables import CHANGES, steps_of
 from bench.ablation.page_worths import helps, lowest_to_highest
+from common.commands import ROOT
 from common.configurator import print_help
 from common.errors import run
-from common.files import ROOT, write
+from common.files import write
 
 PAGE = ROOT / "docs/gpt2_to_llama.md"
 NOTEBOOK = ROOT / "docs/gpt2_to_llama.ipynb"

@@ -29,8 +29,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from common import commands, files
-from common.commands import WIDTH
+from common import files
+from common.commands import ROOT, WIDTH, runnable
 from common.errors import WRAP, UserError, nearest, one_line, speaks
 
 
@@ -176,7 +176,7 @@ def find(key, known, renamed, where, more=""):
 
 def find_file(path):
     """The path of a config file. If it is not in the current directory, it may be in the repo."""
-    in_repo = commands.ROOT / path
+    in_repo = ROOT / path
     return str(in_repo) if os.path.isfile(in_repo) and not os.path.exists(path) else path
 
 
@@ -188,7 +188,7 @@ def compile_file(path):
         code = compile(tree, path, "exec")
     except OSError as error:
         what = f"cannot read the config file: {error.strerror}"
-        ours = [str(file.relative_to(files.ROOT)) for file in files.ROOT.glob("config/**/*.py")]
+        ours = [str(file.relative_to(ROOT)) for file in ROOT.glob("config/**/*.py")]
         near = "" if os.path.exists(path) else nearest(path, ours)
         raise UserError(what, path, near or "check the path; config/ holds examples") from None
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # also: not utf-8
@@ -338,7 +338,7 @@ def help_text(usage, classes, defaults=None, everything=False):
     """The usage, and every key once under its heading. everything: print the rare keys too."""
     groups = help_groups(classes, defaults or {})
     rare = []
-    lines = folded_usage(commands.runnable(usage or ""))  # None: python -OO drops docstrings
+    lines = folded_usage(runnable(usage or ""))  # None: python -OO drops docstrings
     for heading, group in groups.items():
         is_rare = heading.startswith(RARE)
         if is_rare:

@@ -13,10 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from common import commands
 from common.errors import Failure, UserError, folded, one_line, tell
-
-ROOT = commands.ROOT
 
 UMASK = os.umask(0)
 os.umask(UMASK)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from common.commands import ROOT
 from common.errors import TORCHRUN, UserError, ranks_of_torchrun
-from common.files import ROOT
 
 # On a CPU, compiling and bfloat16 save time only in runs of more floating-point operations.
 COMPILE_PAYS = 2e13  # a few hundred seconds on two cores

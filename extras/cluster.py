@@ -28,9 +28,9 @@ if __name__ == "__main__":  # before the import of torch, which takes seconds
 from bench import ablate
 from bench.ablation import runs, schedule
 from common import files
+from common.commands import ROOT
 from common.configurator import build, from_text, keys, print_help
 from common.errors import UserError, one_line, run
-from common.files import ROOT
 
 
 @dataclass

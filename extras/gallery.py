@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from common import early
+from common.commands import ROOT
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
@@ -22,7 +23,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from bench.ablation.figures import FAINT, MUTED, STYLE, saved
-from common import files
 from common.configurator import PathName, build, load
 from common.errors import UserError, run
 from model_llama import rotary, rotate
@@ -31,7 +31,7 @@ from parts.position import Alibi
 from parts.variant import VariantConfig
 from weights.checkpoint import open_run
 
-FOLDER = files.ROOT / "docs/gallery"
+FOLDER = ROOT / "docs/gallery"
 styled = matplotlib.rc_context(STYLE)
 WIDTH = 5.2  # inches of a picture: its letters are read on a phone, too
 DPI = 120

@@ -18,8 +18,8 @@ import train
 from bench.ablation.settings import read as read_sweep
 from bench.settings import plan as plans
 from bench.verdict import VerdictConfig
+from common.commands import ROOT
 from common.configurator import build, load
-from common.files import ROOT
 from parts import costs
 from parts.architectures import configure
 from training.run_folder import CSV_COLUMNS, LISTS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common import early
-from common.files import ROOT
+from common.commands import ROOT
 
 # Lower rooms first: a file imports from its own room or from a lower one. Rooms of one level do
 # not know each other.

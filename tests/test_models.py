@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import model_llama
-from common.files import ROOT
+from common.commands import ROOT
 from helpers import gates
 from helpers.models import random_weights
 from helpers.variants import CORNER, bases, config, randomised, tokens

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.files import ROOT
+from common.commands import ROOT
 
 PICTURES = {"tour": 6, "gpt2_to_llama": 7}
 PRINTED = {  # among others

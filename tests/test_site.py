@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from common.files import ROOT
+from common.commands import ROOT
 
 pytest.importorskip("markdown_it")
 

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from common import files
+from common.commands import ROOT
 from common.errors import Failure, UserError
 from tokens import downloads
 from tokens.answers import text_of
@@ -194,7 +195,7 @@ def open_plays(folder):
 
 # ---------------------------------------------------------------- Python
 
-PINNED = files.ROOT / "tokens" / "python_source.txt"  # requirements with the hashes of wheels
+PINNED = ROOT / "tokens" / "python_source.txt"  # requirements with the hashes of wheels
 # of all documents
 PYTHON_SHA256 = "ce51d08a32100492e3459403f998fd73640b481f4d292ceee9b30052740e9449"
 LEFT_OUT = {"migrations", "test", "testing", "tests", "_vendor", "externals", "vendor"}  # folders

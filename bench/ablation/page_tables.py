@@ -138,12 +138,14 @@ def plan_table(page):
     rows = []
     for each in page.planned:
         admission = each.facts["admission"] or {}
+        stage, beyond = each.stage() if each.admitted else (math.nan, 0)
         rows.append(
             cells_of_setting(each)
             | {
                 "best rate": number(each.facts["best_rate"] or math.nan, ".2g"),
                 "loss of the base": number(admission.get("loss", math.nan), ".3f"),
                 "trigrams": number(admission.get("trigrams", math.nan), ".3f"),
+                "stage": page_worths.BEYOND[beyond] + number(stage, ".1f"),
                 "runs": f"{len(each.rows)}",
                 "admitted": "yes" if each.admitted else admission.get("why", "not yet known"),
             }

@@ -18,7 +18,7 @@ WORDS |= {"python": "Python", "byte": "bytes", "bpe1024": "BPE"}
 TEXTS = {"python_source": "python"}  # a dataset whose name is not the name of its text
 BEYOND = {-1: "<", 0: "", 1: ">"}
 COLUMNS = ["part", "setting", "planned", "base", "text", "optimizer", "runs"]
-COLUMNS += ["worth", "low", "high", "beyond", "step_time", "kv_cache"]
+COLUMNS += ["worth", "low", "high", "beyond", "step_time", "kv_cache", "stage"]
 
 
 def table(page):
@@ -70,6 +70,7 @@ def of_planned(measured, found):
         "high": math.exp(high),
         "beyond": found.censored,
         "step_time": math.exp(found.log_step),
+        "stage": measured.stage()[0],
     }
 
 

@@ -25,8 +25,8 @@ from bench.ablation.identity import digest
 from bench.ablation.measure import measure_trained
 from bench.ablation.step_times import cores
 from common import files
+from common.commands import ROOT
 from common.errors import UserError, one_line, tell
-from common.files import ROOT
 from training.run_folder import DIVERGED, lock_run, next_free, read_log
 from weights import checkpoint
 
@@ -210,8 +210,7 @@ def halves_of(row, loss):
 def final_losses(rows):
     """The losses of a row of rows.jsonl, from the rows of a run's evaluations. A text too short to
     be halved counts as both halves. Pairs also have the shares of wrong answers and wrong tokens.
-    Where the last evaluation alone scored the whole split, the curve and the best loss are of the
-    part that every evaluation scored."""
+    If the last evaluation alone scored the whole split, the curve is of what all scored."""
     last_row = rows[-1]
     whole = last_row.get("whole_val_loss")
     final = last_row["val_loss"] if whole is None else whole
@@ -231,7 +230,6 @@ def final_losses(rows):
         "final_val_loss": final,
         "final_tune": final_tune,
         "final_report": final_report,
-        "best_val_loss": min(row["val_loss"] for row in rows),
         "train_loss": last_row.get("train_loss"),
         "seconds": last_row.get("seconds"),
         "curve": points,

@@ -9,6 +9,7 @@ to the file. The page of the answer scores the predictions.
 """
 
 from common import early
+from common.commands import ROOT
 
 if __name__ == "__main__":
     early.need(*early.ABLATE)
@@ -28,7 +29,7 @@ from common.configurator import print_help
 from common.errors import UserError, run
 from training.run_folder import read_rows
 
-SETTINGS = files.ROOT / "bench/results/answer/settings"
+SETTINGS = ROOT / "bench/results/answer/settings"
 
 
 def predict(measured):

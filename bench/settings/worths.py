@@ -58,6 +58,14 @@ class Measured:
                 losses.setdefault(row["multiple"], []).append(row[rates.REPORTED])
         return losses
 
+    def stage(self):
+        """(the tokens over those at which the base passes the trigrams, 1 or -1 where they are more
+        or fewer than its curve shows) of an admitted setting."""
+        curve = Curve(self.curve_rows())
+        trigrams = self.facts["admission"]["trigrams"]
+        log_share, _, beyond = log_worth_at(curve, np.zeros(len(curve.grid)), trigrams, 0)
+        return math.exp(-log_share), -beyond
+
 
 @dataclass
 class Worth:

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.ablation.rows import threads_text
+from common.commands import ROOT
 from common.configurator import PathName, PositiveInt
 from common.errors import Failure, UserError
-from common.files import ROOT
 from extras.speed import results
 
 NANOGPT = [

@@ -16,6 +16,7 @@ import torch
 
 from bench.ablation.step_times import turns
 from common import files
+from common.commands import ROOT
 from common.configurator import Range
 from common.runtime import versions
 
@@ -55,7 +56,7 @@ def command_text(argv):
 
 
 def folder():
-    return Path(os.environ.get("BENCH_RESULTS") or files.ROOT / "bench/results")
+    return Path(os.environ.get("BENCH_RESULTS") or ROOT / "bench/results")
 
 
 def record(kind, measured, device, command, threads=None):

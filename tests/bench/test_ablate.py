@@ -5,8 +5,8 @@ import pytest
 from bench.ablation import checks
 from bench.ablation.arms import described, list_arms
 from common import files
+from common.commands import ROOT
 from common.errors import UserError
-from common.files import ROOT
 from helpers.ablation import arguments, arm, names, read_sweep
 from parts import costs
 from parts.architectures import configure

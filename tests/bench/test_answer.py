@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from bench.ablation import figures
-from common.files import ROOT
+from common.commands import ROOT
 
 SHELVES = [path.parent for path in answer.ANSWER.glob("*/sweep.json")]
 SHELVES = [path for path in SHELVES if not path.name.startswith(("tune", "recipe"))]

@@ -7,9 +7,9 @@ import pytest
 import ablate
 from bench.ablation import checks, plans, schedule, settings
 from bench.ablation.arms import list_arms
+from common.commands import ROOT
 from common.configurator import from_text, keys
 from common.errors import UserError
-from common.files import ROOT
 from helpers.ablation import arguments, names, read_sweep, rows_of
 from parts.architectures import ARCH, configure
 from parts.variant import POSITION

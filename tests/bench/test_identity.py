@@ -14,8 +14,8 @@ import torch
 
 import train
 from bench.ablation import fingerprint, identity, plans, sweep
+from common.commands import ROOT
 from common.errors import UserError
-from common.files import ROOT
 from tokens import batches
 from training import evaluation, optim
 

@@ -13,7 +13,7 @@ import pytest
 
 from bench import answer, lesson
 from bench.ablation.page_worths import BEYOND
-from common.files import ROOT
+from common.commands import ROOT
 
 PAGE = lesson.PAGE.read_text(encoding="utf-8")
 README = lesson.README.read_text(encoding="utf-8")

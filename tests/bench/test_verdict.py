@@ -13,8 +13,8 @@ from scipy import stats
 
 from bench import verdict, verdict_rows
 from bench.ablation import contrasts, effects, power
+from common.commands import ROOT
 from common.errors import UserError
-from common.files import ROOT
 
 BASE = [2.031, 2.035, 2.030, 2.036, 2.033]
 LOWER = [1.990, 1.981, 1.985]

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from bench import verdict
-from common.files import ROOT
+from common.commands import ROOT
 
 PAGE = ROOT / "docs/is_my_change_real.md"
 EXAMPLES = re.findall(

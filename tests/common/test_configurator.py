@@ -15,8 +15,8 @@ import sample
 import train
 from bench.ablation.settings import AblateConfig
 from common import errors
+from common.commands import ROOT
 from common.configurator import Fraction, PositiveInt, Share, build, help_text, keys, load
-from common.files import ROOT
 from helpers.texts import message
 from model import GPTConfig
 from model_llama import LlamaConfig

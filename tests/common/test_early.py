@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from common import early
-from common.files import ROOT
+from common.commands import ROOT
 
 
 def test_an_old_python_is_one_line(monkeypatch, capsys):

@@ -17,9 +17,8 @@ import prepare
 import sample
 import train
 from common import errors
-from common.commands import command
+from common.commands import ROOT, command
 from common.errors import Failure, UserError
-from common.files import ROOT
 from common.runtime import find_ranks
 from helpers.checkpoints import edit_json
 from helpers.runs import arguments

@@ -10,7 +10,7 @@ import pytest
 import prepare
 from bench import ablate
 from common import commands, configurator, errors
-from common.files import ROOT
+from common.commands import ROOT
 from training import terminal
 
 PYTHON = ".venv/bin/python"

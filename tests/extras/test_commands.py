@@ -16,7 +16,7 @@ import pytest
 
 import extras
 from bench.ablation.settings import read as read_sweep
-from common.files import ROOT
+from common.commands import ROOT
 from helpers.texts import message
 from training.settings import read_config
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.files import ROOT
+from common.commands import ROOT
 from extras import gallery
 from model_llama import rotary
 from parts.architectures import configure, make

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import sample
+from common.commands import ROOT
 from common.errors import UserError
-from common.files import ROOT
 from sample import SampleConfig, Step, open_model
 
 pytest.importorskip("starlette", reason="needs starlette and uvicorn")

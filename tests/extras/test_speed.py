@@ -14,8 +14,8 @@ import torch
 
 import train
 from bench.ablation.step_times import ratio
+from common.commands import ROOT
 from common.errors import UserError
-from common.files import ROOT
 from common.runtime import Runtime
 from extras.speed import __main__ as speed
 from extras.speed import attention, decode, optimizer, page, race, results

@@ -37,7 +37,8 @@ def write_setting(folder, name, means, test=False, factors=None, gain=0.0):
             beside_best = math.log(multiple / 1.4) / math.log(1.4)
             add(part, multiple, 2 - 0.2 * worth + gain * (beside_best**2 - 1), "arm", 2, taken_out)
     facts = {"setting": name, "held_out": test, "factors": factors or {}, "best_rate": 0.01}
-    facts |= {"tokens": 1_000_000, "admission": {"admitted": True}, "arms": arms}
+    facts |= {"tokens": 1_000_000, "arms": arms}
+    facts["admission"] = {"admitted": True, "trigrams": 2.1}
     (folder / name).mkdir(parents=True)
     (folder / name / "settings.json").write_text(json.dumps(facts))
     text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -17,7 +17,7 @@ import numpy as np
 from bench.ablation import contrasts, plans
 from bench.ablation.contrasts import compare, contrast, pooled_variance
 from bench.ablation.power import ALPHA, least_runs
-from common.files import ROOT
+from common.commands import ROOT
 
 PAGE = ROOT / "bench" / "results" / "simulation.md"
 SWEEPS, AT_ONCE = 20_000, 2000  # for each figure, and of these in one array

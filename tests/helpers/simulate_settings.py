@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 
 from bench.ablation import effects, predictions
-from common.files import ROOT
+from common.commands import ROOT
 from helpers.simulate import page, table
 
 PAGE = ROOT / "bench/results/simulation_settings.md"

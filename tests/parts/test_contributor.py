@@ -17,8 +17,8 @@ import torch.nn as nn
 
 from bench.ablation.arms import list_arms
 from bench.ablation.settings import AblateConfig
+from common.commands import ROOT
 from common.configurator import help_text
-from common.files import ROOT
 from helpers import gates
 from parts import attn_extra, costs, norm, slots
 from parts.cache import Recurrent

@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.files import ROOT
+from common.commands import ROOT
 from helpers.variants import ARMS, arm_of, name
 from parts import architectures, costs
 from parts.architectures import ARCH, CORNERS

@@ -14,8 +14,8 @@ import torch
 import sample
 import train
 from common import configurator
+from common.commands import ROOT
 from common.errors import UserError
-from common.files import ROOT
 from helpers.runs import arguments
 from prepare import prepare
 from sample import generate

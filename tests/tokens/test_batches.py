@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from common.files import ROOT
+from common.commands import ROOT
 from helpers.texts import tiny_bpe
 from tokens import data, pairs
 from tokens.batches import Batches, Text

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import train
-from common.files import ROOT
+from common.commands import ROOT
 from helpers import runs
 from helpers.models import random_weights
 from helpers.runs import arguments, losses, two_ranks

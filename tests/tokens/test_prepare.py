@@ -13,6 +13,7 @@ import pytest
 import prepare
 import train
 from common import files
+from common.commands import ROOT
 from common.configurator import build
 from common.errors import Failure
 from helpers.texts import decoded, message
@@ -20,7 +21,6 @@ from tokens import documents, token_files
 from tokens.token_files import load_meta, load_split, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-ROOT = files.ROOT
 TEXT = "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\t\nZwölf, 你好 🙂!\n"
 TEXT *= 30
 

@@ -12,8 +12,8 @@ import tiktoken
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from common.commands import ROOT
 from common.errors import UserError
-from common.files import ROOT
 from helpers.bpe import bpe
 from helpers.texts import message, tiny_bpe
 from tokens import tokenizer as tokenizer_module

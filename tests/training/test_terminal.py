@@ -9,8 +9,8 @@ import torch
 
 import train
 from common import commands, errors
+from common.commands import ROOT
 from common.configurator import keys, load
-from common.files import ROOT
 from helpers.runs import new_run, ready
 from parts import costs
 from parts.architectures import configure
