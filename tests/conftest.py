@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 pytest.register_assert_rewrite("helpers", "formulas")
 torch.set_num_threads(1)
 sys.orig_argv[0] = "python"  # as if it were typed so
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores Ctrl-C
 
 
 @pytest.fixture(autouse=True)

@@ -189,7 +189,6 @@ def test_a_second_signal_a_moment_later_ends_at_once(monkeypatch):
 
 def test_a_terminal_that_closes_does_not_stop_what_nohup_started():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     stop = StopRequest()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) == stop.note
