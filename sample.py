@@ -204,9 +204,14 @@ class Opened(NamedTuple):
     prompts: list  # texts, as this tokenizer can read them
 
 
+def is_run(name):
+    """Whether a folder has checkpoints of a run. False for a name that is too long."""
+    return os.path.isdir(os.path.join(name, "ckpt"))
+
+
 def open_weights(name, checkpoint, device):
     """(model in evaluation mode, tokenizer, description) of a run or of pretrained weights."""
-    if os.path.isdir(os.path.join(name, "ckpt")):  # False for a name that is too long
+    if is_run(name):
         model, tokenizer, trained, state = open_run(name, checkpoint, device)
         return model, tokenizer, f"{trained['model']} after {state['step']} steps, from {name}"
     from weights.hf import open_pretrained
@@ -375,7 +380,7 @@ def main(argv):
     if given.words:
         word = given.words[0]
         fix = "write --start=TEXT" if " " in word else "write --key=value"
-        if os.path.isdir(os.path.join(word, "ckpt")):
+        if is_run(word):
             words = ["python", "sample.py", *given.texts.values(), f"--out_dir={word}"]
             fix = f"run `{shlex.join(words)}`"
         raise UserError(f"cannot read {word}", "command line", fix)
@@ -390,7 +395,7 @@ def main(argv):
         find(name, config.checkpoint)  # raises UserError if this is no run
     else:
         refuse_idle(given.typed, ["out_dir"])
-        if "checkpoint" in given.typed and not os.path.isdir(os.path.join(name, "ckpt")):
+        if "checkpoint" in given.typed and not is_run(name):
             fix = "leave it out, or name a run"
             raise UserError(f"{name} is not a run, which has checkpoints", "checkpoint", fix)
     opened = open_model(name, texts, config, device, dtype)

@@ -26,8 +26,7 @@ warned = set()  # the warnings that were printed
 
 
 def warn_once(text, kind="warning", about=None):
-    """Print a warning, or a note, to stderr once. about: a subject; only the first text about it is
-    printed."""
+    """Print a warning, or a note, to stderr once; with a subject, `about`, once about it."""
     if (about or text) not in warned:
         warned.add(about or text)
         begin = "\r\033[K" if sys.stderr.isatty() else ""  # overwrites a progress bar

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from common import early
-from common.commands import ROOT
 
 if __name__ == "__main__":  # before the import of torch, which takes seconds
     early.need(*early.ABLATE)
@@ -23,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from bench.ablation.figures import FAINT, MUTED, STYLE, saved
+from common.commands import ROOT
 from common.configurator import PathName, build, load
 from common.errors import UserError, run
 from model_llama import rotary, rotate

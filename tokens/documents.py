@@ -278,8 +278,7 @@ def shape_of(path, field):
 
 
 def shape_of_table(path, field):
-    """(kind, column), as in shape_of, from the first rows of a table. Raises UserError, which lists
-    the columns, if they hold no documents."""
+    """(kind, column), as in shape_of, from a table's first rows. Raises UserError without any."""
     first = {}  # the first value in each column
     for _, row in islice(rows_of(path), ROWS_SEEN):
         for column, value in row.items():

@@ -96,8 +96,7 @@ def yardsticks(stored, tokens, block_size):
 
 
 def named(known):
-    """{"5-grams of 16,384 tokens": loss, "trigrams of ...": loss} of `yardsticks`; {} if `known` is
-    empty, or of an older version, without tokens."""
+    """{"5-grams of 16,384 tokens": loss, "trigrams of ...": loss}; {} if `known` lacks "tokens"."""
     if "tokens" not in known:
         return {}
     n, loss = known["best"]

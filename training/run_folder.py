@@ -18,9 +18,8 @@ from tokens.data import BITS_OF
 from weights import checkpoint
 
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
-# What a run writes anew, and what runs and sweeps write in place.
 WRITTEN = ("config.json", "log.jsonl", "log.csv", "loss.png", "latest", "best", DIVERGED)
-IN_PLACE = ("lock", "ckpt", "tensorboard", "runs", "paper")
+IN_PLACE = ("lock", "ckpt", "tensorboard", "runs", "paper")  # what runs and sweeps write in place
 CSV_COLUMNS = """
     step loss train_loss val_loss whole_val_loss bits_per_byte lr grad_norm tokens seconds
     milliseconds tokens_per_second mfu
@@ -192,8 +191,7 @@ def next_free(folder):
 
 
 def step_row(run, loss, norm, lr, step_seconds):
-    """The log row of the step that was just taken. step_seconds: the mean time of the steps since
-    the last reading."""
+    """The log row of the step just taken. step_seconds: the mean since the last reading."""
     return {
         "step": run.step,
         "loss": loss,

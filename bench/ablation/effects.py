@@ -46,8 +46,7 @@ class Effect:
 
     @property
     def chance(self):
-        """p_helps as a text, with as many digits as show on which side of a word's limit it is; ""
-        if it is not known."""
+        """p_helps with as many digits as show its side of a word's limit; "" if it is unknown."""
         if np.isnan(self.p_helps):
             return ""
 

@@ -138,7 +138,7 @@ def plan_table(page):
     rows = []
     for each in page.planned:
         admission = each.facts["admission"] or {}
-        stage, beyond = each.stage() if each.admitted else (math.nan, 0)
+        stage, beyond = each.stage if each.admitted else (math.nan, 0)
         rows.append(
             cells_of_setting(each)
             | {

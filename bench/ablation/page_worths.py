@@ -70,7 +70,7 @@ def of_planned(measured, found):
         "high": math.exp(high),
         "beyond": found.censored,
         "step_time": math.exp(found.log_step),
-        "stage": measured.stage()[0],
+        "stage": measured.stage[0],
     }
 
 

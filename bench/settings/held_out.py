@@ -9,7 +9,6 @@ to the file. The page of the answer scores the predictions.
 """
 
 from common import early
-from common.commands import ROOT
 
 if __name__ == "__main__":
     early.need(*early.ABLATE)
@@ -25,6 +24,7 @@ from bench.settings import worths
 from bench.settings.plan import PREDICTIONS
 from bench.settings.setting import is_row
 from common import files
+from common.commands import ROOT
 from common.configurator import print_help
 from common.errors import UserError, run
 from training.run_folder import read_rows

@@ -219,8 +219,7 @@ class Course:
         return self.pending(self.arm_jobs()) if self.is_admitted else []
 
     def left(self):
-        """(runs of the base, runs of the arms) that are left. Until r* is known, the guess stands
-        for it."""
+        """(runs of the base, runs of the arms) that are left, at the guess until r* is known."""
         jobs = self.next_jobs()
         if not jobs:
             return [], []

@@ -279,8 +279,8 @@ def print_plan(plan, courses):
     Console(width=WIDTH, highlight=False).print(table)
     left = totals["base"] + totals["parts"]
     planned = left + sum(len(course.rows) for course in courses)
-    hours = f"about {totals['hours']:.1f} hours"
-    print(f"{left} of {planned} runs are left, {hours}, {workers} at a time:")
+    hours = totals["hours"]
+    print(f"{left} of {planned} runs are left, about {hours:.1f} hours, {workers} at a time:")
     print(f"{totals['parts']} are of parts, and {totals['base']} of bases that are not stored yet")
 
 

@@ -9,6 +9,7 @@ out, the worth of the part is the inverse.
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,7 @@ class Measured:
                 losses.setdefault(row["multiple"], []).append(row[rates.REPORTED])
         return losses
 
+    @cached_property
     def stage(self):
         """(the tokens over those at which the base passes the trigrams, 1 or -1 where they are more
         or fewer than its curve shows) of an admitted setting."""

@@ -155,7 +155,7 @@ def test_a_card_shows_each_setting_in_the_colour_of_the_factor_that_matters(made
     assert command in card.replace("&#34;", '"')
     card = page_tables.card_table(made, made.answers[0]).set_index("setting")
     assert len(card) == 20 and card.loc["c12", "worth × tokens"] == ">2.00"
-    assert made.planned[0].stage() == (pytest.approx(np.exp(0.5), rel=0.02), 0)
+    assert made.planned[0].stage == (pytest.approx(np.exp(0.5), rel=0.02), 0)
     assert list(card.loc["h3"])[1:7] == ["LLaMA", "summaries", "BPE", "Muon", "4 × 96", "128"]
 
 
