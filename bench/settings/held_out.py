@@ -4,8 +4,8 @@ Predict what the parts are worth in the settings of the test, before these setti
     python -m bench.settings.held_out [OUT]  # writes bench/results/answer/settings/predictions.json
 
 A part is predicted once, from its first pass in the planned settings, before it runs in a setting
-of the test: bench/ablate.py refuses to run it there before. A part that is measured later is added
-to the file. The page of the answer scores the predictions.
+of the test: bench/ablate.py refuses to run a part there that can be predicted and is not. A part
+that is measured later is added to the file. The page of the answer scores the predictions.
 """
 
 from common import early
@@ -22,7 +22,7 @@ from bench.ablation.predictions import Prediction, share_that_helped
 from bench.ablation.worth import Z
 from bench.settings import worths
 from bench.settings.plan import PREDICTIONS
-from bench.settings.setting import is_row
+from bench.settings.setting import is_row, stored_settings
 from common import files
 from common.commands import ROOT
 from common.configurator import print_help
@@ -64,11 +64,10 @@ def read(folder):
 
 def unpredicted(folder):
     """{part: its prediction} of the parts that can be predicted and are not in the file, save those
-    that have run in the test. A folder without settings.json counts as one of the test."""
+    that have run in the test."""
     seen = set(read(folder))
     for path in Path(folder).glob("*/rows.jsonl"):
-        facts = path.with_name("settings.json")
-        if not facts.exists() or files.read_json(facts, "restore it")["held_out"]:
+        if stored_settings(path.parent)["held_out"]:
             seen |= {row["arm"] for row in read_rows(path, is_row)}
     found = predict(worths.load(folder))
     return {part: prediction for part, prediction in found.items() if part not in seen}
@@ -76,10 +75,11 @@ def unpredicted(folder):
 
 def scored(folder):
     """[Prediction] of the parts in the settings of the test that have run, as they were written
-    before; [] where nothing was predicted. The error of a run widens each half of an interval as
-    if both were normal."""
+    before, beside the first pass there; [] where nothing was predicted. The error of a run widens
+    each half of an interval as if both were normal."""
     predicted = read(folder)
-    _, found = worths.table(worths.load(folder), held_out=True)
+    measured = [worths.first_pass(each) for each in worths.load(folder)]
+    _, found = worths.table(measured, held_out=True)
     predictions = []
     for worth in found:
         if worth.part in predicted:

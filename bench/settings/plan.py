@@ -70,7 +70,7 @@ class Setting:
     @property
     def factors(self):
         """{factor: its level}. AdamW's length is halved: the plan gives it twice Muon's tokens."""
-        text, _, tokens = self.values["dataset"].rpartition("_")
+        text, _, tokens = self.values["dataset"].partition("_")
         trained = tokens_of(self.values) / 1e6
         if self.values["optimizer"] == "adamw":
             trained /= 2
@@ -166,17 +166,18 @@ def read(argv, usage):
     settings = [Setting(name, values, False) for name, values in config.settings.items()]
     settings += [Setting(name, values, True) for name, values in (config.held_out or {}).items()]
     for setting in settings:
-        if not re.fullmatch(r"\w[\w.+-]*", str(setting.name)):
-            fix = "use letters, digits and . + - _"
+        if not re.fullmatch(r"\w[\w.+-]*", str(setting.name)) or setting.name != str(setting.name):
+            fix = "use a text of letters, digits and . + - _"
             raise UserError("this cannot name a folder", f"setting {setting.name}", fix)
         check_values(setting.values, setting.name)
     parts = parts_of(config.arms or {})
     more_parts = parts_of(config.more_arms or {})
-    return Plan(
-        config=config,
-        settings=chosen_settings(settings, given.typed.get("settings")),
-        parts=chosen_parts(parts, more_parts, given.typed.get("arms")),
-    )
+    settings = chosen_settings(settings, given.typed.get("settings"))
+    parts = chosen_parts(parts, more_parts, given.typed.get("arms"))
+    for part in parts:
+        if "arms" in given.typed and not any(part.fits(each.values) for each in settings):
+            raise UserError("it fits none of these settings", f"arm {part.name}", "choose others")
+    return Plan(config=config, settings=settings, parts=parts)
 
 
 def check_values(values, name):
@@ -199,7 +200,7 @@ def chosen_settings(settings, typed):
     test = [setting for setting in settings if setting.held_out]
     if typed is None:
         return planned
-    if typed.isdigit() and int(typed):
+    if typed.isdecimal() and int(typed):
         return planned[: int(typed)]
     if typed == HELD_OUT:
         return test
@@ -211,9 +212,13 @@ def chosen_parts(parts, more_parts, typed):
     """The parts that --arms names or describes; if it is not typed, those that run first."""
     if typed is None:
         return parts
-    if typed.startswith("{"):
-        return parts_of(check("arms", from_text(typed, dict), dict, f"--arms={typed}"))
     named = {part.name: part for part in [*parts, *more_parts]}
+    if typed.startswith("{"):
+        own = parts_of(check("arms", from_text(typed, dict), dict, f"--arms={typed}"))
+        for part in own:
+            if part != named.get(part.name, part):
+                raise UserError("the plan has another", f"arm {part.name}", "choose a new name")
+        return own
     return [pick(named, name, "arms") for name in dict.fromkeys(typed.split(","))]
 
 

@@ -108,7 +108,15 @@ class Course:
     # ------------------------------------------------------------ its arms
 
     def check(self):
-        """List the arms at the present length. Raises UserError for one that is not valid."""
+        """List the arms at the present length. Raises UserError for one that is not valid, and for
+        stored rows of another version of torch, since they would not count."""
+        rows = read_rows(self.folder / "rows.jsonl", is_row)
+        stored = {row["torch"].partition("+")[0] for row in rows}
+        own = self.machine["torch"].partition("+")[0]
+        if rows and own not in stored:
+            fix = "install that version, or give another --out_dir"
+            what = f"its rows are of torch {', '.join(stored)}, and this is {own}"
+            raise UserError(what, self.folder / "rows.jsonl", fix)
         base = longer(self.setting.values, 2**self.doublings)
         arms = {BASE: Arm(BASE, {})}
         for part in self.parts:
@@ -140,6 +148,8 @@ class Course:
         """Write the row of a run that has ended."""
         row = job.row(result, self.machine)
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.stored:
+            self.write()  # from its first row on, one can see whether it is of the test
         files.append(self.folder / "rows.jsonl", row)
         if row["status"] != "failed":
             self.rows[job.key] = row
@@ -366,7 +376,7 @@ def current_rows(folder, arms):
 
 def is_row(line):
     """Whether a line of rows.jsonl is a row of this file."""
-    texts = ("arm", "purpose", "status", "code_hash", "config_hash")
+    texts = ("arm", "purpose", "status", "code_hash", "config_hash", "torch")
     numbers = ["multiple", "learning_rate", "tokens", "seed"]
     if line.get("status") == "done":
         numbers += ["val_loss", "val_loss_tune", "val_loss_report"]

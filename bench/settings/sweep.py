@@ -15,10 +15,9 @@ from bench.ablation import identity, step_times
 from bench.ablation.arms import BASE
 from bench.ablation.fingerprint import one_thread, start_run
 from bench.ablation.progress import doing, say
-from bench.ablation.rows import is_cost
 from bench.ablation.step_times import PATIENCE, cores, wait_until_quiet
 from bench.ablation.sweep import identify
-from bench.settings import held_out
+from bench.settings import held_out, worths
 from bench.settings import plan as plans
 from bench.settings.plan import tokens_of
 from bench.settings.run import Worker, ended
@@ -29,7 +28,7 @@ from common.commands import WIDTH
 from common.errors import UserError
 from common.runtime import StopRequest, find_device, versions
 from tokens.token_files import is_prepared
-from training.run_folder import lock_run, read_rows
+from training.run_folder import lock_run
 from training.step_costs import timed
 
 POLL = 1  # seconds
@@ -59,8 +58,8 @@ def main(argv, usage):
     with contextlib.closing(lock), contextlib.closing(StopRequest()) as stop:
         failed = measure(plan, courses, stop)
         if not stop.status:
-            time_settings(courses, stop)
-    show_table(plan.out, [part.name for part in plan.parts])
+            time_parts(plan, courses)
+    show_table(plan.out, plan.parts)
     if stop.status:
         print("stopped; the same command continues. A long run goes on from its checkpoint.")
         return stop.status
@@ -181,39 +180,21 @@ def next_job(plan, waiting, active, taken):
         active.append(course)
 
 
-def time_settings(courses, stop):
-    """Time the steps of the arms of all settings that lack them, if the machine becomes quiet."""
-    untimed = []  # (course, names of its arms)
-    for course in courses:
-        names = untimed_arms(course) if course.is_admitted else []
-        if names:
-            untimed.append((course, names))
-    if not untimed:
+def time_parts(plan, courses):
+    """In the first admitted setting, time the steps of its base and of the parts that no setting
+    has timed, in turn, if the machine becomes quiet. Keep those that nothing disturbed."""
+    course = next((each for each in courses if each.is_admitted), None)
+    if course is None:
+        return
+    timed = set().union(*(measured.step_ratios for measured in worths.load(plan.out)))
+    names = [part.name for part in course.parts if part.name not in timed]
+    if not names:
         return
     with doing("waiting for a quiet machine, to time the steps") as show:
         is_quiet = wait_until_quiet(PATIENCE, show)
     if not is_quiet:
         say("other work keeps this machine busy: the same command times the steps when it is quiet")
         return
-    for course, names in untimed:
-        if not stop.status:
-            time_arms(course, names)
-
-
-def untimed_arms(course):
-    """The arms of a setting whose steps have not been timed on this machine."""
-    hardware = course.machine["hardware"]
-    done = set()
-    for row in read_rows(course.folder / "costs.jsonl", is_cost):
-        if row.get("hardware") == hardware:
-            done.add((row["arm"], row.get("code_hash")))
-    names = [part.name for part in course.parts]
-    return [name for name in names if (name, course.arms[name].code_hash) not in done]
-
-
-def time_arms(course, names):
-    """Time the steps of a setting's base and of some of its arms in turn, and keep those that
-    nothing disturbed."""
     vocabulary = {"vocab_size": course.data["vocab_size"]}
     values = {name: vocabulary | course.arms[name].values for name in (BASE, *names)}
     rows, _ = step_times.time_arms(values, threads=1)

@@ -8,6 +8,7 @@ from rich.table import Table
 from bench.ablation import effects
 from bench.ablation.progress import say
 from bench.settings import worths
+from bench.settings.plan import resolved
 from common.commands import WIDTH
 
 HEADINGS = ("helps in", "worth", "95 %", "new setting", "P(helps)", "verdict")
@@ -16,8 +17,14 @@ HEADINGS = ("helps in", "worth", "95 %", "new setting", "P(helps)", "verdict")
 def show(folder, parts):
     """Print the rows of some parts of the settings below a folder, and how to read them."""
     measured = worths.load(folder)
+    for part in parts:
+        for each in measured:
+            if is_other(part, each.facts):
+                say(f"left out: {each.name} measured another {part.name}")
+                each.facts["arms"].pop(part.name)
     columns, _ = worths.table(measured)
-    found = [effect for effect in effects.fit(columns) if effect.part in parts]
+    names = [part.name for part in parts]
+    found = [effect for effect in effects.fit(columns) if effect.part in names]
     if not found:
         return
     table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH)
@@ -33,6 +40,13 @@ def show(folder, parts):
     )
     if min(effect.n_settings for effect in found) < effects.LEAST_SETTINGS:
         say(f"Nothing is predicted from fewer than {effects.LEAST_SETTINGS} settings.")
+
+
+def is_other(part, facts):
+    """Whether a part that is stored in the facts of a setting has the name, but not the changes."""
+    stored = facts["arms"].get(part.name)
+    possible = [resolved(each, facts["base_values"]) for each in (part.put_in, part.take_out)]
+    return stored is not None and stored["changes"] not in possible
 
 
 def cells(effect):

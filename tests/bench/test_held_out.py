@@ -47,9 +47,11 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     columns, _ = worths.table(worths.load(tmp_path))
     assert set(columns["setting"]) == set("abcdef")
     capsys.readouterr()
-    table.show(tmp_path, ["Large"])
+    table.show(tmp_path, [plan.Part("Large", {"conv": 4})])
     printed, large = capsys.readouterr().out, effects.fit(columns)[0]
     assert table.span(large.new_low, large.new_high) in printed and "Small" not in printed
+    table.show(tmp_path, [plan.Part("Large", {"conv": 8})])
+    assert "left out: a measured another Large" in capsys.readouterr().out
 
 
 def test_a_part_that_is_measured_later_is_predicted_if_the_test_has_not_run_it(tmp_path):
@@ -94,12 +96,3 @@ def test_a_prediction_is_of_the_first_pass(tmp_path):
         write_setting(tmp_path / "first", name, MEANS)
     predicted = [held_out.unpredicted(tmp_path / folder) for folder in ("both", "first")]
     assert predicted[0] == predicted[1]
-
-
-def test_a_run_in_the_test_counts_though_the_command_was_killed(tmp_path):
-    """The facts of a setting are written at its end, its rows as the runs end."""
-    for name in "abcd":
-        write_setting(tmp_path, name, MEANS)
-    write_setting(tmp_path, "h1", {"Large": 0.3}, test=True)
-    (tmp_path / "h1/settings.json").unlink()
-    assert "Large" not in held_out.unpredicted(tmp_path)

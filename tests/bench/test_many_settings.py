@@ -12,6 +12,7 @@ import torch
 from bench.ablation import page_tables, page_worths
 from bench.settings import plan as plans
 from bench.settings import rates, run, setting, sweep, worths
+from common.errors import UserError
 from helpers.sweeps import cost_of, write_lines
 
 STEPS = 40
@@ -125,6 +126,10 @@ def test_a_stopped_setting_goes_on_where_it_was(tmp_path, monkeypatch):
     for job in first[:3]:
         losses = dict.fromkeys(("val_loss", rates.CHOOSING, rates.REPORTED), falling(job))
         course.keep_row(job, losses | {"status": "done"})
+    assert setting.stored_settings(tmp_path / "c01")["admission"] is None  # but it is there
+    course.machine["torch"] = "2.14.0+cpu"
+    with pytest.raises(UserError, match="of torch 2.13.0, and this is 2.14.0"):
+        course.check()
     with open(tmp_path / "c01/rows.jsonl", "a") as file:
         file.write('{"arm": "base", "multiple": 1e999}\n{"arm": "ba')  # an odd line, a cut one
     again = course_of(tmp_path, monkeypatch, falling)
@@ -259,7 +264,7 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, fails, admitt
         len([*tmp_path.glob("*/runs/*")]) == left
     )  # a run that failed goes on from its checkpoint
     assert course.is_admitted == admitted
-    assert [each.admitted for each in worths.load(tmp_path)] == [True] * admitted
+    assert [each.admitted for each in worths.load(tmp_path)] == [admitted]
     again = course_of(tmp_path, monkeypatch, falling)
     assert len(again.next_jobs()) == left
 
@@ -292,31 +297,31 @@ def test_an_arm_of_new_code_takes_the_place_of_the_old_one_when_it_has_run(tmp_p
     assert setting.stored_settings(course.folder)["arms"]["QK norm"]["code_hash"] == "new code"
 
 
-def test_the_steps_of_an_arm_are_timed_once_for_each_code(tmp_path, monkeypatch, capsys):
+def test_the_steps_of_a_part_are_timed_in_one_setting(tmp_path, monkeypatch, capsys):
+    """In the first that is admitted, once for each code, and nowhere if another has timed it."""
     timed = []
 
     def time_arms(values, threads):
         timed.append(sorted(values))
-        return [{"arm": name, "quiet": True} for name in values], None
+        return [cost_of(name, 6, "a CPU") | {"quiet": True} for name in values], None
 
-    waits = iter([False, True, True])  # once for all settings, and not where all is timed
+    waits = iter([False, True, True])
     monkeypatch.setattr(sweep, "wait_until_quiet", lambda seconds, show: next(waits))
-    monkeypatch.setattr(sweep, "is_cost", lambda line: "arm" in line)
     monkeypatch.setattr(sweep.step_times, "time_arms", time_arms)
-    course = course_of(tmp_path / "a", monkeypatch, falling)
-    other = course_of(tmp_path / "b", monkeypatch, falling)
-    courses = [course, other]
-    for each in courses:
-        run_all(each)
-    stop = SimpleNamespace(status=None)
-    sweep.time_settings(courses, stop)
+    course = course_of(tmp_path, monkeypatch, falling)
+    refused = SimpleNamespace(is_admitted=False)
+    plan = SimpleNamespace(out=tmp_path)
+    run_all(course)
+    sweep.time_parts(plan, [refused])
+    sweep.time_parts(plan, [refused, course])
     out = capsys.readouterr().out
     assert timed == [] and "waiting for a quiet machine" in out and "keeps this machine busy" in out
-    sweep.time_settings(courses, stop)
-    sweep.time_settings(courses, stop)
+    sweep.time_parts(plan, [refused, course])
+    sweep.time_parts(plan, [course])
     course.arms["QK norm"].code_hash = "changed"
-    sweep.time_settings(courses, stop)
-    assert timed == [["QK norm", "base"]] * 3 and next(waits, None) is None
+    course.write()
+    sweep.time_parts(plan, [course])
+    assert timed == [["QK norm", "base"]] * 2 and next(waits, None) is None
 
 
 def test_a_plan_tells_the_runs_that_are_left_of_parts_and_of_bases(tmp_path, monkeypatch, capsys):

@@ -61,12 +61,6 @@ def test_no_setting_of_the_test_is_in_the_plan(answer):
     assert all(each.factors not in planned for each in test)
 
 
-def test_batches_and_warmup_are_the_same_everywhere(answer):
-    for each in answer.settings:
-        assert each.values["batch_size"] * each.values["block_size"] == 1536
-        assert each.values["warmup_iters"] == each.values["max_iters"] // 10
-
-
 def test_the_command_line_narrows_the_plan(answer, tmp_path, monkeypatch):
     assert [s.name for s in plans.read([ANSWER, "--settings=2"], "").settings] == ["c04", "c06"]
     named = plans.read([ANSWER, "--settings=h1,c16", "--arms=RoPE", "--passes=2"], "")
@@ -78,7 +72,14 @@ def test_the_command_line_narrows_the_plan(answer, tmp_path, monkeypatch):
     twice = plans.read([ANSWER, "--settings=c04,c04", "--arms=RoPE,RoPE"], "")
     assert len(twice.settings) == len(twice.parts) == 1
     nested = 'arms={"mine": {"put_in": "swiglu"}}'
-    wrong = {"settings=x": "c04", "arms=rope": "mean RoPE", "pass=1": "passes", nested: "put_in"}
+    wrong = {
+        "settings=x": "c04",
+        "arms=rope": "mean RoPE",
+        'arms={"RoPE": {"position": "alibi"}}': "choose a new name",
+        'arms={"mine": {"put_in": {"conv": 4}, "only": {"modell": "gpt2"}}}': "choose others",
+        "pass=1": "passes",
+        nested: "put_in",
+    }
     for words, fix in wrong.items():
         with pytest.raises(UserError, match=fix):
             plans.read([ANSWER, f"--{words}"], "")
@@ -86,6 +87,7 @@ def test_the_command_line_narrows_the_plan(answer, tmp_path, monkeypatch):
         'settings = {"a": 1}; arms = "RoPE"': "type --arms",
         'settings = {"a": 1}': "setting a",
         'settings = {"a/b": {}}': "cannot name a folder",
+        "settings = {1: {}}": "cannot name a folder",
         "settings = {}": "no settings",
     }
     for line, fix in wrong.items():

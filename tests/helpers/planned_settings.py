@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 MULTIPLES = {"base": 1.0} | {f"base x{k:g}": k for k in (0.25, 0.5, 1.4, 2.0)}
-OF_CODE = {"code_hash": "code", "tokens": 1000, "status": "done"}
+OF_CODE = {"code_hash": "code", "torch": "2.13.0", "tokens": 1000, "status": "done"}
 
 
 def write_setting(folder, name, means, test=False, factors=None, gain=0.0):
@@ -18,7 +18,7 @@ def write_setting(folder, name, means, test=False, factors=None, gain=0.0):
     arms = {}
 
     def add(arm, multiple, loss, purpose, seed, taken_out=False):
-        arms[arm] = {"part": purpose == "arm", "taken_out": taken_out}
+        arms[arm] = {"part": purpose == "arm", "taken_out": taken_out, "changes": {"conv": 4}}
         arms[arm] |= {"code_hash": "code", "config_hash": arm}
         ends = dict.fromkeys(("val_loss", "val_loss_tune", "val_loss_report"), loss)
         keys = {"arm": arm, "purpose": purpose, "multiple": multiple, "seed": seed}
@@ -37,7 +37,7 @@ def write_setting(folder, name, means, test=False, factors=None, gain=0.0):
             beside_best = math.log(multiple / 1.4) / math.log(1.4)
             add(part, multiple, 2 - 0.2 * worth + gain * (beside_best**2 - 1), "arm", 2, taken_out)
     facts = {"setting": name, "held_out": test, "factors": factors or {}, "best_rate": 0.01}
-    facts |= {"tokens": 1_000_000, "arms": arms}
+    facts |= {"tokens": 1_000_000, "base_values": {}, "arms": arms}
     facts["admission"] = {"admitted": True, "trigrams": 2.1}
     (folder / name).mkdir(parents=True)
     (folder / name / "settings.json").write_text(json.dumps(facts))
