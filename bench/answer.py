@@ -1,9 +1,10 @@
 """
 The page of the answer: what each part of a modern Transformer is worth, from rows alone.
 
-    python bench/answer.py [OUT]      # default: the sweeps below bench/results/answer
+    python bench/answer.py
 
-Writes index.html, index.md, worths.csv, figures and the report of each sweep into that folder.
+Writes index.html, index.md, worths.csv, figures and the report of each sweep into
+bench/results/answer, from the sweeps and the planned settings that are stored there.
 config/answer/page.py names the arms of each part, and the claims that others published.
 """
 
@@ -16,7 +17,6 @@ if __name__ == "__main__":
     early.need(*early.ABLATE)
 
 import runpy
-from pathlib import Path
 
 from common.commands import ROOT
 from common.configurator import print_help
@@ -27,16 +27,14 @@ CONFIG = ROOT / "config/answer/page.py"
 
 
 def main(argv):
-    """Write the page of the sweeps in or below a folder. Prints its path."""
+    """Write the page of the stored sweeps. Prints its path."""
     print_help(argv, __doc__, [])
+    if argv:
+        raise UserError("this command takes no words", " ".join(argv), "leave them out")
     from bench.ablation import page
 
-    out = Path(argv[0]) if argv else ANSWER
-    folders = sorted(path.parent for path in out.rglob("sweep.json"))
-    if not folders or len(argv) > 1:
-        fix = "name one folder that holds sweeps, or none for bench/results/answer"
-        raise UserError("no sweep in this folder", " ".join(argv) or out, fix)
-    print(page.write(runpy.run_path(str(CONFIG)), folders, out))
+    folders = sorted(path.parent for path in ANSWER.rglob("sweep.json"))
+    print(page.write(runpy.run_path(str(CONFIG)), folders, ANSWER))
 
 
 if __name__ == "__main__":

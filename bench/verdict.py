@@ -96,10 +96,13 @@ def diverges(pair):
 
 
 def seeds_to_decide(row, margin, family):
-    """How many seeds of an arm would decide it, as a text."""
+    """How many seeds of an arm would decide it, as a text. The base grows with the arm."""
     from bench.ablation import power
 
-    seeds = power.seeds_to_decide(row, margin or 0, family)
+    def noise_of(seeds):
+        return row["se"] * (row["n"] / seeds) ** 0.5, row["df"] * seeds / row["n"]
+
+    seeds = power.seeds_to_decide(row["difference"], noise_of, margin or 0, family)
     return f"{seeds:.0f}" if math.isfinite(seeds) else f">{power.MOST_SEEDS}"
 
 
@@ -246,7 +249,7 @@ def print_arms(tables, config):
         interval = f"{row['difference']:{form}} [{row['low']:{form}}, {row['high']:{form}}]"
         if row["verdict"] == "base" or math.isnan(row["difference"]):
             interval = ""
-        elif math.isnan(row["low"]):
+        elif math.isnan(row["low"]) or row["low"] == row["high"]:  # of runs that are equal
             interval = f"{row['difference']:{form}}"
         p = "" if math.isnan(row["p"]) else f"{row['p']:.2g}"
         numbers = [str(row["n"]), f"{row['mean']:.{places}f}", interval, p]
@@ -286,8 +289,6 @@ def notes_on_runs(arm, losses):
     if len(learned) > 1 and len(set(learned)) == 1:
         what = f"all {len(learned)} runs have the same loss"
         notes.append(f"{arm}: {what}. Did the seed reach the training?")
-    elif len(set(learned)) < len(learned):
-        notes.append(f"{arm}: its {len(learned)} runs have {len(set(learned))} different losses.")
     if len(learned) < len(losses):
         what = f"{len(losses) - len(learned)} of {len(losses)} runs diverged (nan or inf)."
         if learned:

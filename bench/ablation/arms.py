@@ -175,7 +175,7 @@ def check_designs(config, base):
 
 def check_names(arms, config):
     """Raise UserError if two arms have the same name, or if the base is the only arm."""
-    where = f"design={config.design}"
+    where = f"design={','.join(config.designs)}"
     # In the names of folders, a hyphen stands for each space.
     for name, count in Counter(arm.name.replace(" ", "-") for arm in arms).items():
         if count > 1:

@@ -73,8 +73,8 @@ CAVEATS = (  # the most important first
     (
         stale_rows,
         "Rows of a machine without runs of the base, or whose base differs (Welch's test, 5 %), and"
-        " rows of other code, configurations or learning rates, or of more seeds than were planned,"
-        " are left out.",
+        " rows of arms that the command does not name, of other code, configurations or learning"
+        " rates, or of more seeds than were planned, are left out.",
     ),
     (joined_machines, "Runs of several machines are joined: their runs of the base agree."),
     (

@@ -1,6 +1,6 @@
 """The figures of a report: a function takes a Section and returns a matplotlib Figure, or None
 where the sweep lacks the data. report.py has their titles and captions. An arm keeps its
-colour, mark and dash in all figures of a sweep, and a part in all figures of the page.
+colour, mark and dash in all panels of a sweep that show several arms.
 """
 
 import io
@@ -159,7 +159,8 @@ def dots(rows, edge):
 
 def curves(section):
     """Above: the mean loss over runs after the warm-up, as evaluated during training, with a band
-    of one standard deviation. Below: the difference, with its 95 % band."""
+    of one standard deviation. Below: the difference from the base alone, or from the rung below,
+    with its 95 % band."""
     runs_of = {arm: curves_of(section, arm) for arm in section.arms}
     losses = {arm: runs for arm, runs in runs_of.items() if runs}
     start = section.plan["base_values"].get("warmup_iters") or 0

@@ -57,6 +57,9 @@ def of_planned(measured, found):
     half = Z * found.se
     low = found.log_worth if found.censored < 0 else found.log_worth - half
     high = found.log_worth if found.censored > 0 else found.log_worth + half
+    step_time = measured.step_ratios.get(found.part, math.nan)
+    if measured.facts["arms"][found.part]["taken_out"]:
+        step_time = 1 / step_time
     return {
         "part": found.part,
         "setting": found.setting,
@@ -69,7 +72,7 @@ def of_planned(measured, found):
         "low": math.exp(low),
         "high": math.exp(high),
         "beyond": found.censored,
-        "step_time": math.exp(found.log_step),
+        "step_time": step_time,
         "stage": measured.stage[0],
     }
 

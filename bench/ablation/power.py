@@ -56,16 +56,16 @@ def smallest_tie(se, df, level):
     return first(margins, to_tie(0, se, df, margins, level) >= POWER)
 
 
-def seeds_to_decide(row, margin, family):
+def seeds_to_decide(difference, noise_of, margin, family):
     """About how many seeds of an arm decide a comparison with 80 % power at the difference seen, to
-    differ or to tie; inf if over MOST_SEEDS. The control group grows with the arm."""
+    differ or to tie; inf if over MOST_SEEDS. noise_of(seeds): the standard error of the difference
+    and its degrees of freedom."""
     numbers = np.arange(least_runs(family), MOST_SEEDS + 1)
-    se = row["se"] * np.sqrt(row["n"] / numbers)
-    df = row["df"] * numbers / row["n"]
+    se, df = noise_of(numbers)
     level = ALPHA / family
-    decides = to_differ(row["difference"], se, df, level) >= POWER
+    decides = to_differ(difference, se, df, level) >= POWER
     if margin > 0:
-        decides |= to_tie(row["difference"], se, df, margin, level) >= POWER
+        decides |= to_tie(difference, se, df, margin, level) >= POWER
     enough = first(numbers, decides)
     return math.inf if math.isnan(enough) else enough
 

@@ -3,7 +3,6 @@ bar, elsewhere as one line when something begins or ends."""
 
 import contextlib
 import math
-import statistics
 import sys
 import textwrap
 import time
@@ -22,7 +21,6 @@ from training.run_folder import duration
 from training.settings import TrainConfig
 
 SILENCE = 30  # seconds after which a line off a terminal shows that work goes on
-NOISE_RUNS = 5  # runs of the base from which the noise is estimated
 PURPOSES = {
     "tune": "to choose learning rates",
     "curve": "for the curve of tokens",
@@ -97,7 +95,7 @@ def print_plan(sweep, jobs):
 
 
 def what_it_shows(sweep):
-    """The smallest difference and tie that a sweep can show, in nats if the noise is known."""
+    """The smallest difference and tie that a sweep can show."""
     seeds = sweep.config.seeds
     counts = sweep.planned_runs()
     control = sum(counts[name] for name in sweep.control_arms())
@@ -115,25 +113,9 @@ def what_it_shows(sweep):
     level = power.ALPHA / family
     visible = power.smallest_visible(se, df, level)
     tie = power.smallest_tie(se, df, level)
-    noise = known_noise(sweep)
-    if noise:
-        shown = f"{visible * noise:.4f} nats"
-        tied = f"{tie * noise:.4f}"
-    else:
-        shown = f"{visible:.1f} standard deviations of a run"
-        tied = f"{tie:.1f}"
+    shown = f"{visible:.1f} standard deviations of a run"
     text = f"{what} show a difference of {shown} 80 times in 100"
-    return text if sweep.config.screening else f"{text}, and a tie within {tied}"
-
-
-def known_noise(sweep):
-    """The standard deviation of the base's losses in nats; None while few runs are known."""
-    control = sweep.control_arms()
-    losses = []
-    for row in sweep.rows.values():
-        if row["arm"] in control and row["purpose"] == "report" and row["status"] == "done":
-            losses.append(row["final_report"])
-    return statistics.stdev(losses) if len(losses) >= NOISE_RUNS else None
+    return text if sweep.config.screening else f"{text}, and a tie within {tie:.1f}"
 
 
 def plan_table(sweep, jobs):

@@ -61,7 +61,7 @@ class Job:
     limit: float | None = None  # seconds; None: no limit
     threads: int = 1
     trainer: str = TRAINER
-    number: int = 0  # of the run within its arm, from 0
+    number: int = 0  # of a reported run: its seed above first_seed
 
     @property
     def name(self):

@@ -1,5 +1,6 @@
 """The settings of a sweep, and the reading of its command line."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -85,8 +86,8 @@ class AblateConfig:
 def multiples(key, values):
     """The values of a key, each once. Raises ValueError if one is not a number above 0."""
     for value in values:
-        if type(value) not in (int, float) or value <= 0:
-            raise ValueError(f"{key}={values}: {value!r} is not a number above 0: correct it")
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise ValueError(f"{key}={values}: {value!r} is no finite number above 0: correct it")
     return [float(value) for value in dict.fromkeys(values)]
 
 

@@ -28,6 +28,7 @@ from weights import checkpoint
 
 NOT_STORED = ("name", "values")  # facts of an arm that sweep.json does not repeat
 # Keys of a sweep that sweep.json holds unchanged.
+PLANNED = ("seeds", "first_seed", "controls")  # the runs that the verdicts are of
 STORED = ("question", "prompt", "match", "lr_grid", "seeds", "first_seed", "controls", "screening")
 
 
@@ -276,18 +277,18 @@ def hashes(facts):
 
 
 def check_seeds(kept, config):
-    """Raise UserError if other seeds are given than a sweep with reported runs had planned: its
+    """Raise UserError if other runs are asked for than a sweep with reported runs had planned: its
     verdicts are of the planned runs."""
     if not kept:
         return
-    planned = {"seeds": kept["seeds"], "first_seed": kept.get("first_seed", config.first_seed)}
+    planned = {key: kept.get(key, getattr(config, key)) for key in PLANNED}
     other = {key: getattr(config, key) for key in planned if getattr(config, key) != planned[key]}
     if not other:
         return
     stored = read_rows(Path(config.out_dir) / "rows.jsonl", rows.is_row)
     if any(row["purpose"] == "report" and row["arm"] in plans.judged_arms(kept) for row in stored):
-        shown = ", ".join(f"{key}={value}" for key, value in planned.items())
-        what = f"this sweep was planned with {shown}, and its verdicts are of these seeds"
+        shown = ", ".join(f"{key}={value}" for key, value in planned.items() if value is not None)
+        what = f"this sweep was planned with {shown}, and its verdicts are of these runs"
         where = ", ".join(f"{key}={value}" for key, value in other.items())
         raise UserError(what, where, "run more in another --out_dir, with --first_seed")
 

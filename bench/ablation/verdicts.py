@@ -150,12 +150,9 @@ def decided(judged, losses, facts):
 
 
 def screened(judged, facts):
-    """The columns of each row in a screening. Its verdict is "better, by more than the noise", the
-    same of "worse", "fails k of n" or "not seen"."""
-    p = {}
-    for row in judged:
-        if math.isfinite(row["low"]) or not math.isnan(row["p_not_learned"]):
-            p[row["arm"]] = row["p_not_learned"] if failing_word(row) else row["p"]
+    """The columns of each row in a screening. Its verdict is "fails k of n" if any run failed,
+    "better, by more than the noise", the same of "worse", or "not seen"."""
+    p = {row["arm"]: row["p"] for row in judged if math.isfinite(row["low"])}
     p_holm = contrasts.holm(list(p.values()), facts.family)
     corrected = {arm: float(p_holm[place]) for place, arm in enumerate(p)}
     family = []
@@ -163,11 +160,11 @@ def screened(judged, facts):
         columns = {}
         if row["arm"] in corrected:
             p_of_arm = corrected[row["arm"]]
-            word = "not seen"
-            if p_of_arm <= ALPHA:
-                side = "better" if row["difference"] < 0 else "worse"
-                word = failing_word(row) or f"{side}, by more than the noise"
+            side = "better" if row["difference"] < 0 else "worse"
+            word = f"{side}, by more than the noise" if p_of_arm <= ALPHA else "not seen"
             columns = {"p_holm": p_of_arm, "verdict": word, "all_tried": True}
+        if failing_word(row):
+            columns |= {"verdict": failing_word(row), "all_tried": True}
         family.append(columns)
     return family
 
@@ -234,10 +231,15 @@ def look_ahead(judged, facts, pooled):
 
 
 def seeds_to_decide(row, facts):
-    """The seeds that may decide an undecided arm; nan where they cannot be estimated."""
+    """The seeds that may decide an undecided arm in a sweep of its own, whose control group has two
+    runs more; nan where they cannot be estimated."""
+
+    def noise_of(seeds):
+        return power.welch(row["sd"], seeds, facts.base_sd, seeds + 2)
+
     if facts.screening or math.isnan(facts.smallest_visible):
         return math.nan
     all_learned = math.isnan(row["p_not_learned"])  # else no number of seeds decides
     if row["verdict"] != "undecided" or not math.isfinite(row["se"]) or not all_learned:
         return math.nan
-    return power.seeds_to_decide(row, facts.margin, facts.family)
+    return power.seeds_to_decide(row["difference"], noise_of, facts.margin, family=1)

@@ -79,7 +79,6 @@ class Worth:
     se: float
     censored: int  # 1: it is above log_worth, where the curve ends; -1: below; 0: measured
     runs: int
-    log_step: float = math.nan  # log of the step time with the part over the time without
 
 
 # ---------------------------------------------------------------- reading
@@ -107,39 +106,42 @@ def first_pass(measured):
     return replace(measured, rows=rows)
 
 
+def at_best_rate(measured):
+    """A Measured setting without the runs at other rates than r*."""
+    best = measured.facts["best_rate"]
+    rows = [row for row in measured.rows if abs(math.log(row["learning_rate"] / best)) < AT_BEST]
+    return replace(measured, rows=rows)
+
+
 # ---------------------------------------------------------------- worths
 
 
 def worths_of(measured):
     """[Worth] of the parts that have run in an admitted setting."""
-    base = measured.points(BASE, rates.REPORTED)
     arms = {}  # {part: its points on the reported half}
     for name, arm in measured.facts["arms"].items():
         if arm["part"]:
             points = measured.points(name, rates.REPORTED)
             if points:
                 arms[name] = points
-    curvatures = {rates.CHOOSING: None, rates.REPORTED: None}  # {half: its curvature}
-    tuned = any(len({x for x, _ in points}) > 1 for points in arms.values())
-    if tuned:
-        for half in curvatures:
-            curves = [measured.points(name, half) for name in (BASE, *arms)]
-            curvatures[half] = rates.common_curvature(curves)
-    else:  # the first pass: all at r* alone
-        base = [(x, loss) for x, loss in base if abs(x) < AT_BEST]
+    if all(len({x for x, _ in points}) == 1 for points in arms.values()):
+        measured = at_best_rate(measured)  # the first pass: so the base, too
+    base = measured.points(BASE, rates.REPORTED)
+    curvatures = {}  # {half: its curvature, or None}
+    for half in (rates.CHOOSING, rates.REPORTED):
+        curves = [measured.points(name, half) for name in (BASE, *arms)]
+        curvatures[half] = rates.common_curvature(curves)
     noise = noise_of(measured, base, arms, curvatures[rates.REPORTED])
-    base_loss, base_share = best_of(measured, BASE, base, curvatures, tuned)
+    base_loss, base_share = best_of(measured, BASE, base, curvatures)
     curve, curve_errors = curve_at(measured, base_loss, noise, base_share)
     found = []
     for name, points in arms.items():
-        loss, share = best_of(measured, name, points, curvatures, tuned)
+        loss, share = best_of(measured, name, points, curvatures)
         error = noise * math.sqrt(share)
         log_worth, se, censored = log_worth_at(curve, curve_errors, loss, error)
-        log_step = math.log(measured.step_ratios.get(name, math.nan))
         if measured.facts["arms"][name]["taken_out"]:
             log_worth = -log_worth
             censored = -censored
-            log_step = -log_step
         found.append(
             Worth(
                 part=name,
@@ -148,18 +150,15 @@ def worths_of(measured):
                 se=se,
                 censored=censored,
                 runs=len(points),
-                log_step=log_step,
             )
         )
     return found
 
 
-def best_of(measured, name, points, curvatures, tuned):
+def best_of(measured, name, points, curvatures):
     """(loss at the best rate, its share of a run's variance) of an arm."""
-    place = 0.0
-    if tuned:
-        choosing = measured.points(name, rates.CHOOSING)
-        place = rates.best_place(choosing, curvatures[rates.CHOOSING], *NEAR)
+    choosing = measured.points(name, rates.CHOOSING)
+    place = rates.best_place(choosing, curvatures[rates.CHOOSING], *NEAR)
     if place is None or not rates.before_divergence(points):
         return math.inf, 0.0
     return rates.value_at(points, curvatures[rates.REPORTED], place)

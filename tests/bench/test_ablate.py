@@ -72,7 +72,7 @@ def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
 
 
 def test_a_shrunken_sweep_warms_up_for_a_tenth_of_its_steps(capsys):
-    """The shipped sweep of 1,500 steps, 100 of them warm-up, at 60 steps."""
+    """The shipped sweep at 60 steps."""
     files.warned.clear()
     _, base = read_sweep([SHAKESPEARE, "--device=cpu", "--max_iters=60"])
     read_sweep([SHAKESPEARE, "--device=cpu", "--max_iters=60"])

@@ -221,7 +221,7 @@ def test_a_worth_beyond_the_curve_is_censored(tmp_path, monkeypatch, loss, censo
     measured.facts["arms"]["QK norm"]["taken_out"] = True
     (taken_out,) = worths.worths_of(measured)
     assert (taken_out.censored, taken_out.log_worth) == (-censored, -worth.log_worth)
-    assert taken_out.log_step == -math.log(1.25)
+    assert page_worths.of_planned(measured, taken_out)["step_time"] == pytest.approx(1 / 1.25)
 
 
 class Done:

@@ -151,7 +151,9 @@ def test_a_card_shows_each_setting_in_the_colour_of_the_factor_that_matters(made
     card = html.partition('id="swiglu"')[2].partition("</tbody>\n<tbody>")[0]
     colours = re.findall(r'<g class="level(\d)"><text [^>]*>[^<]* × (\w+): .*?, (\w+), \d', card)
     assert len(colours) == 20 and {(c, o) for c, _, o in colours} == {("0", "AdamW"), ("1", "Muon")}
-    command = f'<code>python bench/ablate.py {ANSWER} --arms="SwiGLU"</code>'
+    command = (
+        f'python bench/ablate.py {ANSWER} --settings=4 --arms="SwiGLU" --out_dir=out-settings<'
+    )
     assert command in card.replace("&#34;", '"')
     card = page_tables.card_table(made, made.answers[0]).set_index("setting")
     assert len(card) == 20 and card.loc["c12", "worth × tokens"] == ">2.00"

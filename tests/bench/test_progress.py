@@ -1,13 +1,12 @@
 """What a sweep shows on a terminal of 80 columns, and elsewhere."""
 
-import statistics
 import sys
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from bench.ablation import power, progress, runs, schedule
+from bench.ablation import power, progress, runs
 from helpers.ablation import arm
 from helpers.runs import refusing
 
@@ -50,17 +49,6 @@ def test_work_shows_off_a_terminal_that_it_goes_on(monkeypatch, capsys):
             show(f"arm {number}")
     lines = ["checking the arms", "checking the arms: arm 2", "checking the arms: arm 4"]
     assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_what_a_sweep_shows_is_told_in_nats_where_the_noise_of_its_base_is_known(planned):
-    plan = planned(arm(rope=dict(position="rope")), "--seeds=5")
-    told = lambda: float(progress.what_it_shows(plan).partition("difference of ")[2].split()[0])
-    deviations = told()
-    for job in schedule.pending_jobs(plan):
-        loss = job.seed % 2 - 5 * (job.arm == "rope")
-        plan.rows[job.key] = vars(job) | {"status": "done", "final_report": loss}
-    sd = statistics.stdev([0, 1, 0, 1, 0, 1, 0])  # seeds 0 to 3, and 0 to 2 of the base again
-    assert told() / sd == pytest.approx(deviations, abs=0.06)
 
 
 def test_a_rung_is_compared_with_as_many_runs_of_the_rung_below(planned):

@@ -78,6 +78,8 @@ def test_a_sweep_keeps_the_seeds_that_it_planned_and_fixes_no_margin_afterwards(
         drive(ROPE, "--seeds=3", "--first_seed=5")
     with pytest.raises(UserError, match=r"first_seed=5, and .*\(first_seed=4\)"):
         drive(ROPE, "--seeds=2", "--first_seed=4")
+    with pytest.raises(UserError, match=r"first_seed=5, and .*\(controls=9\)"):
+        drive(ROPE, "--seeds=2", "--first_seed=5", "--controls=9")
     assert drive(ROPE, "--seeds=2", "--first_seed=5", "--curve=[0.5]") == 0
     assert plans.plan(out)["margin"] is None
 

@@ -143,6 +143,7 @@ def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
 
 
 def test_a_screening_says_on_which_side_an_arm_lies_or_not_seen(tmp_path):
+    """Or that its runs fail, in however few runs of however many arms."""
     effects = ROPE | {"gqa": 0.0, "alibi": 0.2, "post": 0.2}
     sweep, lines, _ = make_sweep(tmp_path, 3, effects, screening=True, stale=False)
     rope = judge(sweep, [line for line in lines if line["arm"] != "alibi"])[1]["rope"]
@@ -155,6 +156,8 @@ def test_a_screening_says_on_which_side_an_arm_lies_or_not_seen(tmp_path):
     assert words["alibi"] == "worse, by more than the noise"
     assert estimates.of_part(found["rope"])["verdict"] == words["alibi"]
     assert words["post"] == "fails 3 of 3" and words["base-again"] == "noise"
+    two = [line for line in lines if line["seed"] < 2]
+    assert judge(sweep, two)[1]["post"]["verdict"] == "fails 2 of 2"
 
 
 # ---------------------------------------------------------------- not to learn is an outcome
@@ -260,10 +263,11 @@ def test_the_seeds_to_decide_are_as_many_as_the_power_needs(tmp_path):
     effects = ROPE | {"swiglu": -0.010}
     _, found, facts = judged(tmp_path, effects=effects, noise=0.01, seeds=5, **CALM)
     row = found["swiglu"]
-    assert row["verdict"] == "undecided" and 5 <= row["seeds_to_decide"] < 300
-    z = stats.norm.isf(0.05 / 2 / 2)  # Holm's first step
-    se = row["se"] * math.sqrt(5 / row["seeds_to_decide"])
-    assert stats.norm.sf(z - abs(row["difference"]) / se) == pytest.approx(0.8, abs=0.06)
+    seeds = row["seeds_to_decide"]
+    assert row["verdict"] == "undecided" and 5 <= seeds < 300
+    noise = power.welch(row["sd"], seeds, facts.base_sd, seeds + 2)
+    z = stats.norm.isf(0.05 / 2)  # in a sweep of its own
+    assert stats.norm.sf(z - abs(row["difference"]) / noise[0]) == pytest.approx(0.8, abs=0.06)
     sd = np.median([found[arm]["sd"] for arm in ("rope", "swiglu")])
     noise = power.welch(sd, 5, facts.base_sd, facts.base_n)
     chance = power.to_differ(facts.smallest_visible, *noise, 0.05 / 2)
@@ -273,9 +277,9 @@ def test_the_seeds_to_decide_are_as_many_as_the_power_needs(tmp_path):
 def test_the_power_is_that_of_the_noncentral_t_and_a_tie_decides_too():
     chance = power.to_differ(2.0, 1.0, 10, 0.05)
     assert chance == pytest.approx(stats.nct.sf(stats.t.isf(0.025, 10), 10, 2.0))
-    row = {"difference": 0.5, "se": 1.0, "n": 5, "df": 1003}  # a tie shows before that
+    noise_of = lambda seeds: ((5 / seeds) ** 0.5, 200 * seeds)
     seeds = 5 * ((stats.norm.isf(0.05) + stats.norm.isf(0.2)) / (1 - 0.5)) ** 2
-    assert power.seeds_to_decide(row, 1.0, 1) == pytest.approx(seeds, abs=2)
+    assert power.seeds_to_decide(0.5, noise_of, 1.0, 1) == pytest.approx(seeds, abs=2)  # a tie
 
 
 def test_a_verdict_is_of_the_runs_that_were_planned(tmp_path):
