@@ -79,14 +79,13 @@ class Part:
 
     def in_time(self):
         """Its worth over the time of a step, in the first setting that timed it."""
-        return self.worth / self.cost("step_ratio")
+        return self.worth / self.cost("step_time")
 
-    def cost(self, key):
-        """The cost with the part over the cost without it, in the first setting that measured it;
-        nan if none did."""
-        ratios = [each.ratio(key) for each in self.estimates]
-        if key == "step_ratio":
-            ratios += [row["step_time"] for row in self.rows]
+    def cost(self, column):
+        """A cost with the part over the cost without it, in the first setting that measured it; nan
+        if none did."""
+        ratios = [each.ratio(page_worths.COSTS[column]) for each in self.estimates]
+        ratios += [row[column] for row in self.rows]
         return next(filter(tables.known, ratios), math.nan)
 
     @property

@@ -77,7 +77,7 @@ def texts_of(scores):
         "wrong among helps and hurts": f"{wrong:.0f} of {scores['called']}",
         "parts with helps or hurts": ", ".join(called) or DASH,
         "Brier score of P(helps)": f"{scores['brier']:.3f}",
-        "Brier score of the share elsewhere": number(scores["brier_shares"], ".3f"),
+        "Brier score of a simple count": number(scores["brier_shares"], ".3f"),
         "Brier score of the best constant": f"{scores['brier_constant']:.3f}",
     }
 

@@ -1,7 +1,8 @@
 """The worth of each part in each setting as one table: worths.csv, beside the page of the answer.
 
 worth, low, high: multiples of the tokens. beyond: 1 where the worth lies above its number, at the
-end of the base's curve, -1 where it lies below. step_time, kv_cache: with the part over without it.
+end of the base's curve, -1 where it lies below. step_time, parameters, memory, kv_cache: with the
+part over without it.
 planned: 1 for a setting of config/answer/settings.py, 2 for one of its test, 0 for an older sweep.
 """
 
@@ -18,7 +19,13 @@ WORDS |= {"python": "Python", "byte": "bytes", "bpe1024": "BPE"}
 TEXTS = {"python_source": "python"}  # a dataset whose name is not the name of its text
 BEYOND = {-1: "<", 0: "", 1: ">"}
 COLUMNS = ["part", "setting", "planned", "base", "text", "optimizer", "runs"]
-COLUMNS += ["worth", "low", "high", "beyond", "step_time", "kv_cache", "stage"]
+COSTS = {
+    "step_time": "step_ratio",
+    "parameters": "parameters",
+    "memory": "memory_bytes",
+    "kv_cache": "kv_bytes_per_token",
+}
+COLUMNS += ["worth", "low", "high", "beyond", *COSTS, "stage"]
 
 
 def table(page):
@@ -46,9 +53,7 @@ def of_sweep(found):
         "low": low,
         "high": high,
         "beyond": found.beyond,
-        "step_time": found.ratio("step_ratio"),
-        "kv_cache": found.ratio("kv_bytes_per_token"),
-    }
+    } | {column: found.ratio(key) for column, key in COSTS.items()}
 
 
 def of_planned(measured, found):
@@ -57,9 +62,6 @@ def of_planned(measured, found):
     half = Z * found.se
     low = found.log_worth if found.censored < 0 else found.log_worth - half
     high = found.log_worth if found.censored > 0 else found.log_worth + half
-    step_time = measured.step_ratios.get(found.part, math.nan)
-    if measured.facts["arms"][found.part]["taken_out"]:
-        step_time = 1 / step_time
     return {
         "part": found.part,
         "setting": found.setting,
@@ -72,9 +74,8 @@ def of_planned(measured, found):
         "low": math.exp(low),
         "high": math.exp(high),
         "beyond": found.censored,
-        "step_time": step_time,
         "stage": measured.stage[0],
-    }
+    } | {column: measured.cost(found.part, key) for column, key in COSTS.items()}
 
 
 def word(level):

@@ -186,7 +186,7 @@ def time_parts(plan, courses):
     course = next((each for each in courses if each.is_admitted), None)
     if course is None:
         return
-    timed = set().union(*(measured.step_ratios for measured in worths.load(plan.out)))
+    timed = set().union(*(measured.costs for measured in worths.load(plan.out)))
     names = [part.name for part in course.parts if part.name not in timed]
     if not names:
         return

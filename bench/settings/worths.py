@@ -34,11 +34,18 @@ class Measured:
     name: str
     facts: dict  # of settings.json
     rows: list  # current rows, without failed ones
-    step_ratios: dict = field(default_factory=dict)  # {arm: its step time over the base's}
+    costs: dict = field(default_factory=dict)  # {arm: {cost: its value}}; a step time is relative
 
     @property
     def admitted(self):
         return bool((self.facts["admission"] or {}).get("admitted"))
+
+    def cost(self, part, key):
+        """A cost with a part over the cost without it; nan if it was not measured."""
+        if part not in self.costs or BASE not in self.costs:
+            return math.nan
+        ratio = self.costs[part][key] / self.costs[BASE][key]
+        return 1 / ratio if self.facts["arms"][part]["taken_out"] else ratio
 
     def points(self, arm, half):
         """[(log of the rate over r*, loss on a half of the text)] of an arm at the full tokens,
@@ -91,13 +98,24 @@ def load(folder):
         facts = files.read_json(path, "move it away: bench/ablate.py writes another one")
         arms = facts["arms"]
         rows = current_rows(path.parent, arms)
-        ratios = {}
+        costs = {}
         for row in read_rows(path.with_name("costs.jsonl"), is_cost):
             arm = arms.get(row["arm"], {})
-            if row["step_ratio"] and arm.get("code_hash") == row.get("code_hash"):
-                ratios[row["arm"]] = row["step_ratio"]["ratio"]
-        measured.append(Measured(path.parent.name, facts, list(rows.values()), ratios))
+            is_timed = row["step_ratio"] or row["arm"] == BASE
+            if is_timed and arm.get("code_hash") == row.get("code_hash"):
+                costs[row["arm"]] = costs_of(row)
+        measured.append(Measured(path.parent.name, facts, list(rows.values()), costs))
     return measured
+
+
+def costs_of(row):
+    """{cost: its value} of a line of costs.jsonl; the step time is over the base's."""
+    return {
+        "step_ratio": 1.0 if row["arm"] == BASE else row["step_ratio"]["ratio"],
+        "parameters": row["parameters"],
+        "memory_bytes": row["peak_memory_bytes"],
+        "kv_bytes_per_token": row["kv_bytes_per_token"],
+    }
 
 
 def first_pass(measured):

@@ -106,9 +106,10 @@ def test_the_runs_of_a_setting_and_the_worth_of_a_part(tmp_path, monkeypatch):
 
     older = cost_of("QK norm", 12, "a CPU")
     costs = [cost_of("QK norm", 6, "a CPU") | {"code_hash": "code of QK norm"}, older]
+    costs.append(cost_of("base", 0, "a CPU") | {"code_hash": "code of base"})
     write_lines(tmp_path / "c01", costs, "costs.jsonl")
     (measured,) = worths.load(tmp_path)
-    assert measured.admitted and measured.step_ratios == {"QK norm": 1.25}
+    assert measured.admitted and measured.cost("QK norm", "step_ratio") == 1.25
     (worth,) = worths.worths_of(measured)
     assert worth.log_worth == pytest.approx(math.log(1.2), abs=0.02)
     assert worth.censored == 0 and 0 < worth.se < 0.02 and worth.runs == 3
@@ -217,7 +218,8 @@ def test_a_worth_beyond_the_curve_is_censored(tmp_path, monkeypatch, loss, censo
     assert worth.censored == censored
     assert worth.log_worth == pytest.approx(math.log(0.25 if censored < 0 else 2))
     measured = worths.load(tmp_path)[0]
-    measured.step_ratios["QK norm"] = 1.25
+    keys = page_worths.COSTS.values()
+    measured.costs = {"base": dict.fromkeys(keys, 1.0), "QK norm": dict.fromkeys(keys, 1.25)}
     measured.facts["arms"]["QK norm"]["taken_out"] = True
     (taken_out,) = worths.worths_of(measured)
     assert (taken_out.censored, taken_out.log_worth) == (-censored, -worth.log_worth)
