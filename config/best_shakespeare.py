@@ -1,7 +1,7 @@
 # nanoGPT's GPU result on a laptop: 0.7 M parameters on two CPU cores end at a validation loss of
 # 1.463 to 1.476 (three seeds, mean 1.468), where nanoGPT publishes 1.4697 for 10 M after three
-# minutes on an A100. It takes two to two and a half minutes with bfloat16 instructions
-# (AMX or AVX512-BF16). bench/results/cpu_race_search.md lists what was tried, and longer runs.
+# minutes on an A100. It takes two to two and a half minutes on a Xeon with bfloat16 instructions
+# (AMX). bench/results/cpu_race_search.md lists what was tried, and longer runs.
 model = "llama"
 out_dir = "out-best-shakespeare"
 dataset = "shakespeare_char"
