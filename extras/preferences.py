@@ -130,8 +130,8 @@ class Preferences(Pairs):
     answers_each = 2
     masked = False  # preferences count the same, however long their answers
 
-    def __init__(self, tokens, mask, block_size, vocab_size=None):
-        super().__init__(tokens, mask, block_size, vocab_size)
+    def __init__(self, tokens, mask, block_size):
+        super().__init__(tokens, mask, block_size)
         prompts = self.answers - self.starts
         if len(prompts) % 2 or (prompts[::2] != prompts[1::2]).any():
             raise UserError("the pairs are not two for each prompt", "data", "prepare them again")

@@ -13,7 +13,6 @@ import torch
 
 from common.errors import Failure
 
-PREPARE_AGAIN = "prepare the data again, then resume with --init_from=resume"
 RELEASE = 1 << 10  # training windows, or batches of an evaluation, until pages are released
 
 
@@ -31,15 +30,8 @@ def check_length(tokens):
     dataset that is prepared again is another file."""
     if isinstance(tokens, np.memmap) and (size := tokens.base.size()) < tokens.nbytes:
         what = f"the token file shrank from {tokens.nbytes:,} to {size:,} bytes while it was read"
-        raise Failure(what, tokens.filename, PREPARE_AGAIN)
-
-
-def check_ids(ids, vocab_size, tokens):
-    """Raise Failure if ids that were just read from `tokens` are beyond the vocabulary (None: of
-    any size): the open file was overwritten after load_split looked at it."""
-    if vocab_size is not None and ids.size and (largest := ids.max()) >= vocab_size:
-        what = f"token id {largest} is beyond vocab_size={vocab_size:,}: the token file was changed"
-        raise Failure(what, getattr(tokens, "filename", "data"), PREPARE_AGAIN)
+        fix = "prepare the data again, then resume with --init_from=resume"
+        raise Failure(what, tokens.filename, fix)
 
 
 def visits(order, size, first, count):
@@ -84,10 +76,9 @@ class Batches:
 
     masked = False  # the loss of every target counts
 
-    def __init__(self, tokens, block_size, seed, vocab_size=None):
+    def __init__(self, tokens, block_size, seed):
         self.tokens = tokens
         self.block_size = block_size
-        self.vocab_size = vocab_size
         self.seed = seed
         # All windows of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
         self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
@@ -107,12 +98,10 @@ class Batches:
 
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size)
-        int64. Raises Failure if the token file has become shorter, or has other ids than the
-        vocabulary."""
+        int64. Raises Failure if the token file has become shorter."""
         check_length(self.tokens)
         starts = visits(self.starts, self.windows_per_epoch, first, count)
         windows = self.windows[starts]  # (count, block_size + 1)
-        check_ids(windows, self.vocab_size, self.tokens)
         self.unreleased += count
         if self.unreleased >= RELEASE:
             release(self.tokens)
@@ -125,15 +114,14 @@ class Text(Split):
 
     measures = ()  # of an evaluation, beside the loss
 
-    def __init__(self, tokens, block_size, vocab_size=None):
+    def __init__(self, tokens, block_size):
         self.tokens = tokens
         self.block_size = block_size
-        self.vocab_size = vocab_size
         self.learned = tokens  # the ids whose loss counts: here all
 
     def batches(self, seed):
         """The samples of the split in their endless order."""
-        return Batches(self.tokens, self.block_size, seed, self.vocab_size)
+        return Batches(self.tokens, self.block_size, seed)
 
     def eval_windows(self, limit):
         """(starts, number of targets) of the windows of an evaluation: as many as `limit` tokens
@@ -164,7 +152,6 @@ class Text(Split):
             check_length(self.tokens)
             at = starts[first : first + batch_size, None] + np.arange(self.block_size + 1)
             ids = tokens[np.minimum(at, len(tokens) - 1)]  # (windows, block_size + 1)
-            check_ids(ids, self.vocab_size, self.tokens)
             count = min(size, targets - first * self.block_size)
             x = np.zeros(size, np.int64)
             x[:count] = ids[:, :-1].flat[:count]

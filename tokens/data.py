@@ -66,7 +66,7 @@ def open_split(folder, split, block_size):
     if "mask_sha256" not in meta["splits"].get(split, {}):
         least = 1 if split == "test" else block_size  # a test split is scored, not trained on
         tokens = token_files.load_split(folder, split, least)
-        return Text(tokens, block_size, meta["vocab_size"])
+        return Text(tokens, block_size)
     if "preferences" in meta["splits"][split]:
         what = "this dataset holds preferences"
         fix = "give the same arguments to python -m extras.preferences"
@@ -77,8 +77,7 @@ def open_split(folder, split, block_size):
 def open_pairs(folder, split, block_size, kind):
     """The pairs of a split as a `kind`: Pairs, or a class that is made from the same."""
     mask = token_files.load_mask(folder, split)
-    vocab_size = token_files.load_meta(folder)["vocab_size"]
-    pairs = kind(token_files.load_split(folder, split, 0), mask, block_size, vocab_size)
+    pairs = kind(token_files.load_split(folder, split, 0), mask, block_size)
     if not len(pairs.starts):
         what = f"all answers of the {split} split begin beyond block_size={block_size:,}"
         raise UserError(what, folder, "choose a larger block_size, or shorter prompts")

@@ -16,7 +16,7 @@ import functools
 
 import numpy as np
 
-from tokens.batches import RELEASE, Split, check_ids, check_length, release, visits
+from tokens.batches import RELEASE, Split, check_length, release, visits
 from tokens.token_files import PIECE
 
 
@@ -48,8 +48,7 @@ class Pairs(Split):
     unit = "pairs"  # what an example is called
     masked = True  # they have different numbers of targets
 
-    def __init__(self, tokens, mask, block_size, vocab_size=None):
-        self.vocab_size = vocab_size
+    def __init__(self, tokens, mask, block_size):
         self.tokens = tokens
         self.mask = mask
         self.block_size = block_size
@@ -82,7 +81,6 @@ class Pairs(Split):
         inside = at < self.ends[pairs][:, None]
         at = np.minimum(at, len(self.tokens) - 1)
         tokens = np.where(inside, self.tokens[at], 0).astype(np.int64)
-        check_ids(tokens, self.vocab_size, self.tokens)
         targets = np.where(inside & (self.mask[at] == 1), tokens, -1)
         return tokens[:, :-1], targets[:, 1:]
 
