@@ -338,7 +338,7 @@ def help_text(usage, classes, defaults=None, everything=False):
     """The usage, and every key once under its heading. everything: print the rare keys too."""
     groups = help_groups(classes, defaults or {})
     rare = []
-    lines = folded_usage(runnable(usage or ""))  # None: python -OO drops docstrings
+    lines = folded_usage(runnable(usage))
     for heading, group in groups.items():
         is_rare = heading.startswith(RARE)
         if is_rare:

@@ -62,7 +62,7 @@ class Runtime:
 
         On a CPU in 16 bits F.scaled_dot_product_attention runs as two matrix products and a softmax
         of 16 bits: forward and backward, torch's fused kernel takes two to five times as long at 64
-        and 128 tokens (torch 2.13). With either, gradients are within 0.6 % of those in float64."""
+        and 128 tokens (torch 2.13)."""
         if self.dtype == "float32" or not self.device.startswith("cpu"):
             return contextlib.nullcontext()
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # or it computes in float32

@@ -16,7 +16,7 @@ import train
 from bench.ablation.settings import AblateConfig
 from common import errors
 from common.commands import ROOT
-from common.configurator import Fraction, PositiveInt, Share, build, help_text, keys, load
+from common.configurator import Fraction, PositiveInt, Share, build, keys, load
 from helpers.texts import message
 from model import GPTConfig
 from model_llama import LlamaConfig
@@ -204,11 +204,6 @@ def help_of(script, option, capsys):
     shown = capsys.readouterr()
     assert not ended.value.code and shown.err == ""
     return shown.out
-
-
-def test_help_without_docstrings():
-    """As python -OO drops them."""
-    assert "--max_new_tokens=500" in help_text(None, [SampleConfig])
 
 
 def test_options_are_frozen():

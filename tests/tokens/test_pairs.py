@@ -20,7 +20,7 @@ from sample import generate
 from tokens import data, token_files
 from tokens.answers import SPEAKERS, chat_pairs, preference
 from tokens.documents import open_input
-from tokens.pairs import PairBatches, Pairs
+from tokens.pairs import Pairs
 from tokens.token_files import load_mask, load_meta, load_split
 from training import terminal
 from training.evaluation import mean_loss
@@ -130,10 +130,10 @@ def test_each_answer_of_a_conversation_is_a_pair():
         assert chat_pairs(messages, "here") == [("User: Who rules?\nAssistant:", " The king.")]
 
 
-@pytest.mark.parametrize("role", ["gpt", "chatgpt", "model", "ai", "Assistant", "bot"])
-def test_an_assistant_by_another_name_answers(role):
-    messages = [{"from": "human", "value": "Who rules?"}, {"from": role, "value": "The king."}]
-    assert chat_pairs(messages, "here") == [("User: Who rules?\nAssistant:", " The king.")]
+def test_an_assistant_by_another_name_answers():
+    for role in ("gpt", "chatgpt", "model", "ai", "Assistant", "bot"):
+        messages = [CHAT[1], {"from": role, "value": "The king."}]
+        assert chat_pairs(messages, "here") == [("User: Who rules?\nAssistant:", " The king.")]
     assert "'narrator'" in message(chat_pairs, [{"role": "narrator", "content": "x"}], "here")
     page = (ROOT / "docs/finetuning.md").read_text(encoding="utf-8")
     assert not [known for known in SPEAKERS if f"`{known}`" not in page]
@@ -245,20 +245,6 @@ def test_evaluation_scores_each_token_of_an_answer_once(tmp_path, limit):
     counted = [token for _, y in rows for token in y if token >= 0]
     assert targets == len(counted)  # and the answers' bytes, without what ends them
     assert bytes(ids.tolist()) == bytes(token for token in counted if token != 10)
-
-
-def test_order_of_pairs_is_a_pure_function_and_an_epoch_has_each_once(tmp_path):
-    pairs = split_of(prepared(tmp_path, some_pairs(60)), "train", 64)
-    straight = PairBatches(pairs, 3).get(0, 51 * 3 + 7)
-    wandering = PairBatches(pairs, 3)
-    for first, count in [(100, 20), (0, 3), (50, 2), (0, 120)]:
-        for a, b in zip(wandering.get(first, count), straight, strict=True):
-            assert (a == b[first : first + count]).all()
-    everything = sorted(x.tolist() for x in pairs.rows(np.arange(51))[0])
-    epochs = [straight[0][51 * i : 51 * (i + 1)].tolist() for i in range(3)]
-    assert all(sorted(epoch) == everything for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert PairBatches(pairs, 4).get(0, 51)[0].tolist() != epochs[0]
 
 
 # ---------------------------------------------------------------- training
