@@ -80,8 +80,8 @@ def nearest(name, known):
 
 def folded(text, indent=2, stream=None):
     """Prepare a line for a stream (None: stdout): without control characters. On a terminal it is
-    folded between words, with `indent` spaces before each further line. Elsewhere it stays one
-    line, so that programs can search it. The commands in it can be pasted."""
+    folded between words, but not in a `command`, which can be pasted, with `indent` spaces before
+    each further line. Elsewhere it stays one line, so that programs can search it."""
     from common.commands import runnable
 
     text = runnable(printable(text))
@@ -91,7 +91,10 @@ def folded(text, indent=2, stream=None):
     import textwrap
 
     width = max(2 * indent, shutil.get_terminal_size().columns)
-    return textwrap.fill(text, width, subsequent_indent=" " * indent, **WRAP)
+    parts = text.split("`")
+    parts[1::2] = [command.replace(" ", "\0") for command in parts[1::2]]
+    text = textwrap.fill("`".join(parts), width, subsequent_indent=" " * indent, **WRAP)
+    return text.replace("\0", " ")
 
 
 def tell(text, stream=None):
@@ -226,6 +229,7 @@ class StopSignals:
         self.waiting = False
         self.number = None
         self.handlers = {}  # {signal: its handler before}
+        self.process = os.getpid()
 
     def __enter__(self):
         import threading
@@ -242,6 +246,8 @@ class StopSignals:
 
     def note(self, number, frame):
         """The handler. It prints nothing, since the stream may be closed."""
+        if os.getpid() != self.process:  # a worker that a library forked, and ends by a signal
+            os._exit(128 + number)
         self.number = number
         if not self.waiting:
             raise KeyboardInterrupt

@@ -117,6 +117,20 @@ def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
+FORK = """
+import os, signal, sys
+from common.errors import StopSignals
+with StopSignals():
+    child = os.fork() or signal.raise_signal(signal.SIGTERM)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_worker_that_a_library_forks_ends_without_a_traceback():
+    done = python("-c", FORK)
+    assert done.returncode == 128 + signal.SIGTERM and not done.stderr
+
+
 @pytest.mark.parametrize(
     "words, redirection, status, says",
     [

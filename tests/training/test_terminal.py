@@ -84,6 +84,7 @@ def test_long_lines_are_folded_on_a_terminal_only(monkeypatch):
     assert first.startswith("disk") and others and max(map(len, [first, *others])) <= 80
     assert all(other.startswith(" " * 22) for other in others)
     assert " ".join([first, *others]).split() == line.split()
+    assert "--key=value " * 20 in errors.folded("`--key=value " + "--key=value " * 20 + "`")
 
 
 def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypatch, capsys):
