@@ -40,7 +40,7 @@ CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
 ROWS_SEEN = 100  # rows that show which columns a file has
 HOLDS = {"file": "text", "chat": "pairs"}  # what a file of this kind holds; others: the kind itself
-UNPACKED = 3  # about how many times larger a compressed text becomes
+UNPACKED = dict.fromkeys((*PACKED, ".parquet"), 3)  # about how many times larger the text is
 
 
 # ---------------------------------------------------------------- files
@@ -200,11 +200,13 @@ def json_rows(path, file):
     """Yield (where it is, row) of a .json file: JSON Lines, an array of objects or of texts, or an
     object with one array of rows: objects, or texts if it holds nothing else. Any other object is
     one row: a conversation, or a package.json, whose keywords are no rows."""
-    lines = [file.readline(), file.readline()]
-    while lines[-1].isspace():
+    lines = []
+    for _ in range(2):  # as far as the second row, over blank lines
         lines.append(file.readline())
+        while lines[-1].isspace():
+            lines.append(file.readline())
     try:
-        has_lines = lines[-1] and isinstance(parse_json(lines[0]), dict)
+        has_lines = lines[-1] and isinstance(parse_json(b"".join(lines[:-1])), dict)
     except ValueError:
         has_lines = False
     if has_lines:
@@ -334,7 +336,7 @@ def open_input(spec, field=None):
         raise UserError("there is no table with fields", f"--field={field}", "leave it out")
     size = 0  # about how many bytes of text there are
     for path in shapes:
-        size += path.stat().st_size * (UNPACKED if ending(path)[1] else 1)
+        size += path.stat().st_size * UNPACKED.get(path.suffix.lower(), 1)
     if what != "text":
         rows = partial(pair_rows, shapes, skipped)
         return PairRows(spec, rows, skipped, what == "preferences", size)

@@ -106,6 +106,8 @@ def test_a_table_gives_a_document_for_each_row(kind):
     name = write_table(kind)
     assert texts_in(name) == TEXTS
     assert texts_in(name, "body") == [f"body {i}" for i in range(400)]
+    times = 3 if kind in ("jsonl.zst", "parquet") else 1  # they are compressed
+    assert open_input(name).size == times * os.path.getsize(name)
     text = message(open_input, name, "nody")
     assert "there is no field nody among: id, text, body" in text and name in text
     assert "--field=NAME" in text
@@ -153,6 +155,7 @@ LABELLED = [{"text": "one", "label": 1, "score": 0.5}, {"text": "two", "label": 
     [
         jsonl(LABELLED),  # as Dataset.to_json of the hub writes it
         jsonl(LABELLED).replace("\n", "\n \n"),
+        "\n \n" + jsonl(LABELLED),
         "\ufeff" + jsonl(LABELLED),
         json.dumps(LABELLED),
         json.dumps({"version": "1", "data": LABELLED}, indent=1),
