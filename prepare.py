@@ -92,7 +92,7 @@ class PrepareConfig:
     input: PathName | None = None  # a file, several (a,b), a glob, a folder, or hf:OWNER/NAME
     field: str | None = None  # the column of .jsonl, .csv, .parquet, hf: (None: text)
     tokenizer: PathName = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME
-    vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
+    vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192, or the name's own)
     data_dir: PathName = "data"  # the folder of the datasets
     list: bool = False  # print the datasets that are known and prepared, and stop
 
@@ -105,10 +105,10 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     check_name(name)
     folder = token_files.folder_of(config.data_dir, name)
     if not os.path.isdir(config.data_dir):
-        check_request(name, config, folder)  # before the lock makes this folder
+        check_request(name, config, folder)  # so that a mistake does not make data_dir
 
     with token_files.replaced(folder) as new:
-        check_request(name, config, folder)
+        check_request(name, config, folder)  # again: what a kill left is restored now
         print(printable(f"preparing {folder.absolute()}"), flush=True)
         text = open_text(name, config, folder)
         train_text = text["train"] if isinstance(text, dict) else text

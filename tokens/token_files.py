@@ -396,11 +396,15 @@ def content_flaw(tokens, vocab_size, sha256):
 def load_mask(folder, split):
     """The mask of a split of pairs, (N,) uint8, left on disk: 1 where the loss of a token counts
     when it is a target, 2 for a token that is given after the first of these, else 0. Raises
-    UserError if the file is missing or changed."""
+    UserError if the file is missing, changed or not readable."""
     folder = Path(folder)
     path = folder / f"{split}.mask.bin"
     sha256 = load_meta(folder)["splits"][split]["mask_sha256"]
-    if not path.is_file() or files.sha256_of(path) != sha256:
+    try:
+        intact = path.is_file() and files.sha256_of(path) == sha256
+    except OSError as error:
+        raise UserError(f"cannot read: {error.strerror}", path, "make it readable") from None
+    if not intact:
         what = "the mask is missing, or not the one that was prepared"
         raise UserError(what, path, prepare_command(folder))
     return np.memmap(path, np.uint8, "r")

@@ -302,7 +302,7 @@ def write_corpus(corpus, make_tokenizer, folder):
         return write_given(corpus, make_tokenizer, folder)
 
     facts = survey(corpus)
-    documents = corpus.documents and len(facts.sizes) > 1  # one document is a single text
+    documents = corpus.documents and len(facts.sizes) > 1  # one, or copies of one, is one text
     if documents:
         facts.chars.add("\n")  # for the blank line between documents
         split = partial(by_hash, corpus, facts.sizes)
@@ -359,7 +359,8 @@ def write_pairs(pairs, make_tokenizer, folder):
 
     tokenizer = make_tokenizer(lambda: facts.chars, texts, True)
     if not tokenizer.stops and tokenizer.decode([tokenizer.end]) != "\n":
-        raise UserError("no token of this tokenizer ends an answer", "--tokenizer", "use gpt2")
+        fix = "use gpt2 or byte, or a run whose text has line ends"
+        raise UserError("no token of this tokenizer ends an answer", "--tokenizer", fix)
 
     count = facts.rows
     test = min(math.ceil(share_of_test(tokenizer, facts) * count), int(MOST * count))

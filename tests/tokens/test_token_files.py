@@ -6,6 +6,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -181,7 +182,7 @@ def test_the_fingerprint_is_of_tokens_masks_and_their_meaning(folder):
     assert len(prints) == 6
 
 
-def test_a_changed_or_missing_mask_is_noticed(folder):
+def test_a_changed_or_missing_mask_is_noticed(folder, monkeypatch):
     mask = bytes([0, 1] * 50)
     change_split(folder, "train", mask_sha256=hashlib.sha256(mask).hexdigest())
     assert "prepare.py mybook" in message(load_mask, folder, "train")
@@ -189,3 +190,5 @@ def test_a_changed_or_missing_mask_is_noticed(folder):
     assert load_mask(folder, "train").tolist() == [0, 1] * 50
     (folder / "train.mask.bin").write_bytes(mask[:-1])
     assert "mask is missing, or not the one" in message(load_mask, folder, "train")
+    monkeypatch.setattr(token_files.files, "sha256_of", Mock(side_effect=PermissionError(13, "no")))
+    assert "cannot read: no" in message(load_mask, folder, "train")
