@@ -17,10 +17,10 @@ Text in, token files out:
                    prompt/answer pairs or conversations, to fine-tune on (tokens/answers.py)
 
 Without --tokenizer, one text of your own is prepared in characters, documents and pairs in GPT-2's
-tokens, or, below a megabyte, in a small BPE that is trained on them. 1 to 5 % are for a test at
-the very end, the rest for training and validation (tokens/writing.py). The dataset appears when it
-is complete. A long text is streamed; memory grows only with the longest document or a .json file,
-and for a BPE with the number of different words.
+tokens, or, below a megabyte and not of the hub, in a small BPE that is trained on them. 1 to 5 %
+are for a test at the very end, the rest for training and validation (tokens/writing.py). The
+dataset appears when it is complete. A long text is streamed; memory grows only with the longest
+document or a .json file, and for a BPE with the number of different words.
 """
 
 import math
@@ -68,7 +68,7 @@ class Recipe(NamedTuple):
     config: str
     steps: int
     rows: int  # in a step; two rows of a preference count as one
-    most_rows: int  # more rows than these are read only with dropout, also on a GPU
+    most_rows: int  # read in all, on a GPU or without dropout; ten epochs of fewer get fewer steps
     size: str  # the argument that gives the rows
     block_size: int = 128
 
@@ -124,7 +124,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
         if name in SHAKESPEARE:
             meta["canonical"] = sha256 == sources.CANONICAL
         if not isinstance(text, PairRows):
-            dtype = token_files.on_disk(meta["dtype"])
+            dtype = token_files.stored_dtype(meta["dtype"])
             train = np.memmap(new / "train.bin", dtype, "r")
             val = np.memmap(new / "val.bin", dtype, "r")
             meta["ngrams"] = ngrams.measure(train, val, meta["vocab_size"])

@@ -223,7 +223,7 @@ def is_out_of_memory(error):
 class StopSignals:
     """In the block of `with StopSignals() as stops:` SIGINT, SIGTERM and SIGHUP raise
     KeyboardInterrupt. After stops.wait(), until stops.at_once(), they are only remembered: the last
-    one is `stops.number`."""
+    one is `stops.number`. runtime.StopRequest only remembers."""
 
     def __init__(self):
         self.waiting = False

@@ -13,7 +13,7 @@ import torch
 
 from common.errors import Failure
 
-RELEASE = 1 << 10  # training windows, or batches of an evaluation, until pages are released
+RELEASE = 1 << 10  # reads, of a training window or an evaluation's batch, until pages are released
 
 
 def release(*arrays):

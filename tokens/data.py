@@ -55,7 +55,7 @@ class Dataset:
         return samples / self.batches.windows_per_epoch
 
     def epochs(self, samples):
-        """The same as text."""
+        """times_read as text: "1.66 epochs"."""
         return f"{self.times_read(samples):.2f} epochs"
 
 

@@ -280,7 +280,8 @@ def shape_of(path, field):
 
 
 def shape_of_table(path, field):
-    """(kind, column), as in shape_of, from a table's first rows. Raises UserError without any."""
+    """(kind, column), as in shape_of, from a table's first rows: a filled column of texts, else
+    preferences, else conversations, else pairs. Raises UserError without any."""
     first = {}  # the first value in each column
     for _, row in islice(rows_of(path), ROWS_SEEN):
         for column, value in row.items():
@@ -331,15 +332,15 @@ def open_input(spec, field=None):
         name, why = next(iter(skipped.items()))
         raise UserError(f"there is no text here: {why}", name, "name other files")
 
-    what = common_kind(spec, shapes)
+    content = common_kind(spec, shapes)
     if field and all(kind == "file" for kind, _ in shapes.values()):
         raise UserError("there is no table with fields", f"--field={field}", "leave it out")
     size = 0  # about how many bytes of text there are
     for path in shapes:
         size += path.stat().st_size * UNPACKED.get(path.suffix.lower(), 1)
-    if what != "text":
+    if content != "text":
         rows = partial(pair_rows, shapes, skipped)
-        return PairRows(spec, rows, skipped, what == "preferences", size)
+        return PairRows(spec, rows, skipped, content == "preferences", size)
     if [*shapes.values()] == [("file", None)]:
         pieces = partial(read_text, *shapes)
         return Corpus(spec, pieces, size=size, skipped=skipped)

@@ -51,7 +51,7 @@ def losses_of(train, val, vocab_size, amounts):
     losses = []
     for order in range(1, ORDERS + 1):
         contexts = grams[:-1]  # (T - order + 1,), like grams: of positions order - 1, order, ...
-        count = contexts.max() + 1
+        n_contexts = contexts.max() + 1
         codes = contexts * vocab_size + tokens[order - 1 :]
         known, grams = np.unique(codes, return_inverse=True)
         parents = known // vocab_size
@@ -59,10 +59,10 @@ def losses_of(train, val, vocab_size, amounts):
         context = contexts[scored - order + 1 :]
         for row, amount in zip(below, amounts, strict=True):
             inside = max(0, amount - order + 1)  # the grams that lie in the amount
-            after = np.bincount(contexts[:inside], minlength=count)[context]  # c(h)
+            after = np.bincount(contexts[:inside], minlength=n_contexts)[context]  # c(h)
             seen = np.bincount(grams[:inside], minlength=len(known))
-            types = np.bincount(parents[seen > 0], minlength=count)[context]  # t(h)
-            total = np.maximum(after + types, 1)
+            types = np.bincount(parents[seen > 0], minlength=n_contexts)[context]  # t(h)
+            total = np.maximum(after + types, 1)  # no 0/0 where h was not seen
             row[:] = np.where(after, (seen[gram] + types * row) / total, row)
         losses.append(-np.log(below).mean(1))
     return np.stack(losses, 1)

@@ -21,7 +21,7 @@ import numpy as np
 from common import files
 from common.commands import quoted
 from common.errors import Failure, StopSignals, UserError, folded, nearest
-from tokens.tokenizer import check_form, tokenizer_from_json
+from tokens.tokenizer import refuse_old_form, tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
 # Ours only beside a meta.json: other programs write some of these names too.
@@ -42,7 +42,7 @@ def dtype_name(vocab_size):
     return "uint16" if vocab_size <= 65536 else "uint32"
 
 
-def on_disk(name):
+def stored_dtype(name):
     """The numpy dtype of a token file, little-endian on every machine."""
     return np.dtype(name).newbyteorder("<")
 
@@ -55,7 +55,7 @@ class TokenFile:
         self.mask = None
         if masked:
             self.mask = open(path.with_suffix(".mask.bin"), "wb")  # noqa: SIM115
-        self.dtype = on_disk(dtype_name(vocab_size))
+        self.dtype = stored_dtype(dtype_name(vocab_size))
         self.sha256 = hashlib.sha256()
         self.mask_sha256 = hashlib.sha256()
         self.tokens = 0
@@ -326,7 +326,7 @@ def load_tokenizer(folder, meta):
     fix = prepare_command(folder)
     data = files.read_json(path, fix)
     tokenizer = tokenizer_from_json(data, path, fix)
-    check_form(data, path, fix)
+    refuse_old_form(data, path, fix)
     if tokenizer.vocab_size != meta["vocab_size"]:
         sizes = f"{tokenizer.vocab_size} tokens where meta.json says {meta['vocab_size']}"
         raise UserError(f"the tokenizer has {sizes}", path, fix)
@@ -357,7 +357,7 @@ def load_split(folder, split, block_size):
         fix = "leave out --split=test; docs/data.md says which datasets have one"
         raise UserError(f"the dataset has no {split} split", folder, fix)
     entry = meta["splits"][split]
-    dtype = on_disk(meta["dtype"])
+    dtype = stored_dtype(meta["dtype"])
     size = path.stat().st_size if path.is_file() else 0
     if size != entry["tokens"] * dtype.itemsize:
         tokens = f"{entry['tokens']:,} tokens of {meta['dtype']}"

@@ -232,9 +232,9 @@ def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
         raise UserError(what, where, fix) from None
 
 
-def check_form(data, where, fix):
-    """Raise UserError for a stored tokenizer of a pretrained model in a form that is no longer
-    written, and only sampled from."""
+def refuse_old_form(data, where, fix):
+    """Raise UserError for a stored tokenizer of a pretrained model in a form of older versions,
+    whose runs are sampled from, but not trained on."""
     if data.get("kind") == "sentencepiece" or data.get("name") == "imported":
         raise UserError("a pretrained model's tokenizer is now stored whole", where, fix)
 

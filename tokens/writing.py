@@ -94,8 +94,8 @@ def survey(corpus):
         facts.bytes += len(data)
         facts.chars.update(text)
         if corpus.documents and len(facts.sizes) <= FEW:
-            at = hash_of(data)
-            facts.sizes[at] = facts.sizes.get(at, 0) + len(data)
+            place = hash_of(data)
+            facts.sizes[place] = facts.sizes.get(place, 0) + len(data)
         if len(facts.sample) < SAMPLE:
             facts.sample += text[:SAMPLE]
         bar.update(len(data))
@@ -184,19 +184,19 @@ def by_hash(corpus, sizes, share):
     if len(sizes) <= FEW:
         splits, tail = few_documents(sizes, share)
     for text in corpus.pieces():
-        at = hash_of(text.encode())
-        split = splits.get(at) or split_of(at, share)
-        cut = len(text) - int(tail.get(at, 0) * len(text))
+        place = hash_of(text.encode())
+        split = splits.get(place) or split_of(place, share)
+        cut = len(text) - int(tail.get(place, 0) * len(text))
         if cut < len(text):
             yield "test", text[cut:]
         yield split, text[:cut]
 
 
-def split_of(at, share):
-    """The split of the document with the hash `at`."""
-    if at < share:
+def split_of(place, share):
+    """The split of the document with the hash `place`."""
+    if place < share:
         return "test"
-    return "val" if VAL[0] <= at < VAL[1] else "train"
+    return "val" if VAL[0] <= place < VAL[1] else "train"
 
 
 def few_documents(sizes, share):
@@ -207,9 +207,9 @@ def few_documents(sizes, share):
     the bytes, or, if none is as small as 5 %, the end of the largest one of train."""
     size = sum(sizes.values())
     val = documents_from(sizes, VAL[0], VAL[1] - VAL[0], least=0.05 * size, most=0.5 * size)
-    left = {at: n_bytes for at, n_bytes in sizes.items() if at not in val}
+    left = {place: n_bytes for place, n_bytes in sizes.items() if place not in val}
     test = documents_from(left, 0, 0, least=share * size, most=MOST * size)
-    train = {at: n_bytes for at, n_bytes in left.items() if at not in test}
+    train = {place: n_bytes for place, n_bytes in left.items() if place not in test}
 
     splits = dict.fromkeys(train, "train") | dict.fromkeys(val, "val")
     if test:
@@ -224,13 +224,13 @@ def documents_from(sizes, start, width, least, most):
     would have more than `most` bytes is passed over."""
     chosen = set()
     held = 0
-    for at in sorted(sizes, key=lambda at: (at - start) % 1):
-        is_within = (at - start) % 1 < width
+    for place in sorted(sizes, key=lambda place: (place - start) % 1):
+        is_within = (place - start) % 1 < width
         if not is_within and held >= least:
             break
-        if held + sizes[at] <= most:
-            chosen.add(at)
-            held += sizes[at]
+        if held + sizes[place] <= most:
+            chosen.add(place)
+            held += sizes[place]
     return chosen
 
 
@@ -309,9 +309,9 @@ def write_corpus(corpus, make_tokenizer, folder):
     else:
         split = partial(by_position, corpus, facts.characters)
 
-    def texts():  # in train however large the test split becomes
-        texts = (text for name, text in split(MOST) if name == "train")
-        return tqdm(texts, "reading train", unit=" pieces", **BAR)
+    def texts():  # in train with any test split: the true one is known only with the tokenizer
+        train = (text for name, text in split(MOST) if name == "train")
+        return tqdm(train, "reading train", unit=" pieces", **BAR)
 
     tokenizer = make_tokenizer(lambda: facts.chars, texts, documents)
     parts = split(share_of_test(tokenizer, facts))

@@ -24,7 +24,7 @@ from parts.architectures import ARCH, CORNERS, configure, make, without_effect
 from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
 from tokens.data import decode_alike
-from tokens.tokenizer import check_form, tokenizer_from_json
+from tokens.tokenizer import refuse_old_form, tokenizer_from_json
 from weights import checkpoint, checks
 from weights.checks import check_fit, check_vocabulary, first_three, misfits, read_tensors
 from weights.families import FAMILIES, NEOX, ROPE_NUMBERS, ROPE_READS
@@ -361,7 +361,7 @@ def load_tokenizer(name, key="init_from"):
     path = find(name, key)
     if checkpoint.steps(path):
         stored = checkpoint.read(checkpoint.find(path))[2]
-        check_form(stored, f"{key}={name}", "give the model's own folder or name")
+        refuse_old_form(stored, f"{key}={name}", "give the model's own folder or name")
         return tokenizer_from_json(stored, path)
     fix = "write it with transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
     bare = {"kind": "model", "tokenizer": read_json(path / "tokenizer.json", fix)}
