@@ -65,8 +65,7 @@ def open_split(folder, split, block_size):
     meta = token_files.load_meta(folder)
     if "mask_sha256" not in meta["splits"].get(split, {}):
         least = 1 if split == "test" else block_size  # a test split is scored, not trained on
-        tokens = token_files.load_split(folder, split, least)
-        return Text(tokens, block_size)
+        return Text(token_files.load_split(folder, split, least), block_size)
     if "preferences" in meta["splits"][split]:
         what = "this dataset holds preferences"
         fix = "give the same arguments to python -m extras.preferences"

@@ -335,9 +335,7 @@ def open_input(spec, field=None):
     content = common_kind(spec, shapes)
     if field and all(kind == "file" for kind, _ in shapes.values()):
         raise UserError("there is no table with fields", f"--field={field}", "leave it out")
-    size = 0  # about how many bytes of text there are
-    for path in shapes:
-        size += path.stat().st_size * UNPACKED.get(path.suffix.lower(), 1)
+    size = sum(path.stat().st_size * UNPACKED.get(path.suffix.lower(), 1) for path in shapes)
     if content != "text":
         rows = partial(pair_rows, shapes, skipped)
         return PairRows(spec, rows, skipped, content == "preferences", size)
