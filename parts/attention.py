@@ -116,7 +116,6 @@ class Attention(Mixer):
         self.n_head = H
         self.n_kv_head = K
         self.head_dim = D
-        self.kv_width = D * K
         sees_all = config.full_every and (layer + 1) % config.full_every == 0
         self.window = 0 if sees_all else config.window
         self.group = config.block_local
@@ -151,9 +150,8 @@ class Attention(Mixer):
 
     def add_extra(self, word, make, config, layer):
         """Add a word of attn_extra; make: its class."""
-        before = set(self._parameters)
         extra = make(self, config, layer)
-        check_parameters(extra, created=set(self._parameters) - before)
+        check_parameters(extra)
         self.extras[word] = extra
         if make.scores is not Extra.scores:
             self.changes_scores = True

@@ -49,19 +49,14 @@ class Extra:
         return 0
 
 
-def check_parameters(extra, created):
-    """Refuse parameters that would not train, or not start at a set value. created: the names of
-    the parameters that the addition gave to its attention."""
+def check_parameters(extra):
+    """Refuse parameters that would not train."""
     name = type(extra).__name__
     for key, value in vars(extra).items():
         if isinstance(value, (nn.Parameter, nn.Module)):
             raise TypeError(
                 f"{name} holds {key} itself, so it trains nothing: put it on `attention`"
             )
-    if created and type(extra).reset is Extra.reset:
-        raise TypeError(
-            f"{', '.join(created)} has no initial value: give {name} a reset(attention)"
-        )
 
 
 class Sink(Extra):
@@ -118,8 +113,8 @@ class ValueEmbed(Extra):
     def __init__(self, attention, config, layer):
         self.adds = (config.n_layer - 1 - layer) % 2 == 0
         if self.adds:
-            width = attention.kv_width  # K D
-            K = width // attention.head_dim
+            K = attention.n_kv_head
+            width = K * attention.head_dim
             attention.value_table = nn.Parameter(torch.empty(config.vocab_size, width))
             attention.value_gate = linear(min(config.n_embd, GATED), K, config)
 

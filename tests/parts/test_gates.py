@@ -18,8 +18,7 @@ from parts import attention
 from parts.architectures import ARCH, CORNERS, make
 from parts.attn_extra import Extra
 from parts.cache import KVCache, visible
-from parts.norm import Norm
-from parts.slots import ATTN_EXTRA, MIXER, MLP, NORM, POSITION
+from parts.slots import ATTN_EXTRA, MIXER, MLP, POSITION
 from parts.variant import Variant
 
 
@@ -72,48 +71,14 @@ def test_a_part_that_does_not_say_how_it_starts_is_refused(monkeypatch):
         Variant(config("gpt2", dict(mlp="foreign")))
 
 
-@pytest.mark.parametrize(
-    "keeps, message",
-    [
-        (lambda extra, attention: setattr(extra, "gain", torch.nn.Linear(2, 2)), "on `attention`"),
-        (
-            lambda extra, attention: setattr(attention, "gain", torch.nn.Parameter(torch.ones(1))),
-            r"give HeadGain a reset\(attention\)",
-        ),
-    ],
-    ids=["on itself", "without reset"],
-)
-def test_an_addition_whose_parameters_would_not_train_or_start_is_refused(
-    keeps, message, monkeypatch
-):
+def test_an_addition_whose_parameters_would_not_train_is_refused(monkeypatch):
     class HeadGain(Extra):
         def __init__(self, attention, config, layer):
-            keeps(self, attention)
+            self.gain = torch.nn.Linear(2, 2)
 
     monkeypatch.setitem(ATTN_EXTRA, "gain", HeadGain)
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match="on `attention`"):
         Variant(config("gpt2", dict(attn_extra="gain")))
-
-
-class WeightedNorm(Norm):
-    """A norm with a weight but no bias: it starts without a reset() of its own."""
-
-    biased = False
-
-    def __init__(self, width, config):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(width))
-
-    def forward(self, x):
-        return x / x.norm(dim=-1, keepdim=True) * self.weight
-
-
-def test_a_norm_that_divides_by_zero_would_be_seen(monkeypatch):
-    monkeypatch.setitem(NORM, "weighted", WeightedNorm)
-    model = make(config("gpt2", dict(norm="weighted")))
-    gates.sets_each_initial_value_once(model)
-    with pytest.raises(AssertionError, match="token of zeros"):
-        gates.reads_zeros(model.double())
 
 
 @bases
