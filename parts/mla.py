@@ -50,7 +50,6 @@ class LatentAttention(Mixer):
         C = config.n_embd
         H = config.n_head
         D = head_width(config)
-        self.config = config
         self.n_head = H
         self.width = D
         self.rank = config.latent_rank or max(1, C // 4)

@@ -156,8 +156,8 @@ def mla(mixer, x, where):
     """One query, one head and one key at a time."""
     (B, T), D, R = x.shape[:2], mixer.width, mixer.key_width
     y = x.new_zeros(B, T, mixer.n_head, D)
-    width = int(R * mixer.config.rope_fraction) if mixer.config.position == "rope" else 0
-    frequencies = [mixer.config.rope_theta ** (-2 * n / width) for n in range(width // 2)]
+    width = int(R * where.scheme.config.rope_fraction) if hasattr(where.scheme, "config") else 0
+    frequencies = [where.scheme.config.rope_theta ** (-2 * n / width) for n in range(width // 2)]
     for b, h, i in itertools.product(range(B), range(mixer.n_head), range(T)):
         q = mixer.wq(x[b, i])[h * (D + R) : (h + 1) * (D + R)]
         scores, seen = [], []
