@@ -5,7 +5,6 @@ dropout, initialisation.
     python -m pytest tests/test_models.py
 """
 
-import ast
 import difflib
 import math
 
@@ -197,20 +196,5 @@ def test_the_two_files_stay_close():
         (ROOT / name).read_text("utf-8").splitlines() for name in ("model.py", "model_llama.py")
     )
     changed = [line for line in difflib.ndiff(a, b) if line[0] in "+-"]
-    assert len(changed) <= 140
+    assert len(changed) <= 136
     assert len(a) <= 170 and len(b) <= 200
-
-
-def test_the_same_classes_in_the_same_order():
-    rename = {"GPTConfig": "LlamaConfig", "LayerNorm": "RMSNorm", "GPT": "Llama"}
-
-    def methods(name):
-        """[(class, its methods)] of a file."""
-        body = ast.parse((ROOT / name).read_text("utf-8")).body
-        return [
-            (rename.get(c.name, c.name), [f.name for f in c.body if isinstance(f, ast.FunctionDef)])
-            for c in body
-            if isinstance(c, ast.ClassDef)
-        ]
-
-    assert methods("model.py") == methods("model_llama.py")

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from parts.architectures import CORNERS, configure, make
-from parts.costs import choices
-from parts.slots import MIXER
+from parts.costs import choices, needed
 
 SIZES = dict(block_size=24, vocab_size=29, n_layer=2, n_head=4, n_embd=16, multiple_of=8)
 SLOTS = choices()  # {key: its words} of every key whose value is a word
@@ -68,13 +67,7 @@ def arm_of(slot, word):
     """The change to a corner that swaps one slot, with what the word needs beside it."""
     if slot == "rope_scaling" and word != "none":
         return {slot: word} | SCALED
-    if (slot, word) == ("mlp", "none"):
-        return {slot: word, "block": "parallel"}
-    if slot == "moe_balance":
-        return {slot: word, "mlp": "moe"}
-    if slot == "mixer" and "q and k" not in MIXER[word].acted_on:
-        return {slot: word, "position": "sinusoidal"}
-    return {slot: word}
+    return {slot: word} | needed(slot, word, configure({"model": "llama", "arch": "llama"}))
 
 
 ARMS = [

@@ -1,8 +1,7 @@
-"""Adding a part is one class, one word in parts/slots.py, and its formula: five
+"""Adding a part is one class, one word in parts/slots.py, and its formula: four
 parts, each added from outside as a contributor would, pass every gate, and --help, costs, catalogue
 and ablation know them."""
 
-import math
 import re
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from common.configurator import help_text
 from helpers import gates
 from parts import attn_extra, costs, norm, slots
 from parts.cache import Recurrent
-from parts.mlp import GatedMLP
 from parts.part import Mixer, linear
 from parts.slots import SLOTS
 from parts.variant import VariantConfig
@@ -101,7 +99,6 @@ def ema(mixer, x, where):
 
 
 PARTS = printed_parts() | {  # word: (its slot, its class, its formula)
-    "contributor_gated": ("mlp", GatedMLP.of("unpublished", torch.sin), references.gated(math.sin)),
     "contributor_mixer": ("mixer", Ema, ema),
 }
 words = pytest.mark.parametrize("word", PARTS)

@@ -24,7 +24,6 @@ def test_options_are_frozen():
         "n_experts top_k shared_experts shared_gate moe_balance latent_rank rope_head_dim "
         "state_size expand conv conv_sites"
     )
-    assert len(keys(VariantConfig)) <= 55
     sizes = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "multiple_of"}
     tested = {key for arm in ARMS for key in arm} | sizes | {"dropout", "attn_dropout"}
     assert tested >= set(keys(VariantConfig)), "a new number needs an arm in NUMBERS"
