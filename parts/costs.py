@@ -2,7 +2,7 @@
 What a configuration costs: parameters, FLOPs, bytes of the cache; the MLP width at which two
 configurations cost the same; and the catalogue, every word of every slot with its cost and paper:
 
-    python -m parts.costs                        # on LLaMA's other slots, at Shakespeare's size
+    python -m parts.costs      # LLaMA at the size of the Shakespeare configs, one slot changed
     python -m parts.costs --model=gpt2 --n_layer=12 --n_head=12 --n_embd=768 --block_size=1024
     python -m parts.costs --diff=gpt2,llama      # the steps between two named architectures
     python -m parts.costs --table                # slots and words, the table in docs/parts.md
@@ -33,7 +33,7 @@ from parts.part import Linear, Part, short_convs
 from parts.slots import CONV_SITES, MIXER, MLP, POSITION, SLOTS
 from parts.variant import Variant, VariantConfig
 
-WIDTH = 100  # columns of the catalogue
+WIDTH = 120  # columns of the catalogue
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout")
 
 # ---------------------------------------------------------------- a model without numbers
@@ -164,8 +164,8 @@ PAPERS = {
 @dataclass
 class CatalogueConfig:
     model: Literal[*CORNERS] = "llama"  # the base: what fills the other slots
-    diff: str | None = None  # two named architectures to compare instead, as in gpt2,llama
-    table: bool = False  # print the slots and their words as a table instead
+    diff: str | None = None  # compare two named architectures, not `model`: gpt2,llama
+    table: bool = False  # print the slots and their words as a table; other keys do not count
     n_layer: PositiveInt = 6
     n_head: PositiveInt = 6
     n_embd: PositiveInt = 384  # width of the model
@@ -196,8 +196,7 @@ def row(word, c, base, note):
     percent = 100 * (n_params / parameters(base) - 1)
     if active_parameters(c) != n_params:
         note = f"{active_parameters(c) / 1e6:.1f} M active; {note}"
-    left = f"  {word:<15}{n_params:>14,}{percent:>+7.1f}%{flops / 1e6:>9,.1f}{kv:>9,.0f}  "
-    return left + textwrap.shorten(note, WIDTH - len(left), placeholder=" …")
+    return f"  {word:<15}{n_params:>14,}{percent:>+7.1f}%{flops / 1e6:>9,.1f}{kv:>9,.0f}  {note}"
 
 
 def needed(key, word, base):
@@ -220,16 +219,16 @@ def catalogue(values):
         f"{values['model']}: {base.n_layer} layers, {base.n_head} heads, {base.n_embd} wide, "
         f"context {base.block_size}, vocabulary {base.vocab_size}; one slot changed at a time\n"
     )
-    print("slot, word           parameters           MFLOP KV bytes  per token of a full context")
+    print("key, word            parameters  change    MFLOP KV bytes  per token of a full context")
     for key, words in choices().items():
         print(key)
         for word in words:
-            name = f"{word} *" if getattr(base, key) == word else word
             more = needed(key, word, base)
-            notes = [paper(key, word), *(f"with {other}={value}" for other, value in more.items())]
+            name = f"{word} *" if getattr(base, key) == word and not more else word
+            notes = [*(f"with {other}={value}" for other, value in more.items()), paper(key, word)]
             try:
                 c = configure(values | more | {key: word})
-                print(row(name, c, base, ", ".join(filter(None, notes))))
+                print(row(name, c, base, "; ".join(filter(None, notes))))
             except UserError as refused:
                 print(f"  {name:<15}" + textwrap.shorten(f"refused: {refused}", WIDTH - 17))
 
@@ -237,7 +236,8 @@ def catalogue(values):
     for word in ARCH:
         try:
             c = configure(values | {"arch": word})
-            print(row(word, c, base, " ".join(key for key, *_ in differences(base, c))))
+            changed = " ".join(key for key, *_ in differences(base, c))
+            print(row(word, c, base, textwrap.shorten(changed, WIDTH - 76, placeholder=" …")))
         except UserError as refused:
             print(f"  {word:<15}" + textwrap.shorten(f"refused: {refused}", WIDTH - 17))
 

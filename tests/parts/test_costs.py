@@ -101,9 +101,14 @@ def output(capsys, *argv):
 def test_catalogue_prints_every_word(capsys, model):
     text = output(capsys, f"--model={model}")
     sections = dict(re.findall(r"^(\w+)\n((?:  .*\n)+)", text, re.MULTILINE))
-    for slot, words in SLOTS.items():
-        assert [line.split()[0] for line in sections[slot].splitlines()] == list(words)
-    assert max(map(len, text.splitlines())) <= 100
+    for slot, words in costs.choices().items():
+        lines = sections[slot].splitlines()
+        assert [line.split()[0] for line in lines] == list(words)
+        for line, word in zip(lines, words, strict=True):
+            assert costs.paper(slot, word) in line
+    changed_twice = r"^  loss   .* M active; with mlp=moe; Switch, arXiv:2101.03961$"
+    assert re.search(changed_twice, text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 120
     for word in ARCH:
         c = configure(arch=word, **SHAKESPEARE)
         row = rf"^  {word} +{costs.parameters(c):,} .* {costs.kv_bytes(c, 256) / 256:,.0f}  "
