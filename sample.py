@@ -302,7 +302,7 @@ def report(name, sample, config, streamed):
         print(json.dumps(line), flush=True)
         return
     if not streamed:
-        print(shown(sample.prompt + sample.text))
+        print(shown(sample.text if config.chat else sample.prompt + sample.text))
     if config.show_probs:
         show_cut(sample.table())
     print("---------------", flush=True)
@@ -323,10 +323,10 @@ def numbered(prompts, count):
 def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
     """Write and print every sample of every prompt, at most batch_size at a time. Without a file of
     prompts they are written one at a time, so that each can be read while it grows. Returns the
-    last."""
+    last batch."""
     name, model, tokenizer, prompts = opened
     wanted = numbered(prompts, config.num_samples)
-    last = None
+    samples = []
     batch_size = batch_size if config.prompts else 1
     streamed = batch_size == 1 and not config.jsonl
     show_piece = show if streamed else lambda piece: None
@@ -338,8 +338,7 @@ def write_all(opened, config, batch_size=BATCH_SIZE, sampler=None):
         show_piece("\n")
         for sample in samples:
             report(name, sample, config, streamed)
-            last = sample
-    return last
+    return samples
 
 
 def converse(opened, config):
@@ -357,17 +356,17 @@ def converse(opened, config):
         messages.append({"role": "user", "content": text})
         prompt = chat_prompt(opened.tokenizer, messages)
         noted = noted or note_context(opened.model, opened.tokenizer, [prompt], config)
-        sample = write_all(opened._replace(prompts=[prompt]), config)
+        (sample,) = write_all(opened._replace(prompts=[prompt]), config)
         messages.append({"role": "assistant", "content": sample.text})
 
 
-def build_config(values, talks=False):
+def build_config(values, may_converse=False):
     """The SampleConfig with these values: one sample at temperature 0, where all are the same; one
-    answer in a chat. talks: whether the command holds conversations."""
+    answer in a chat. may_converse: whether the command holds conversations."""
     if values.get("chat"):
         values = {"num_samples": 1} | values
     config = configurator.build(SampleConfig, values)
-    if config.converses() and not talks:
+    if config.converses() and not may_converse:
         raise UserError("this command holds no conversation", "--chat", "give --start=TEXT")
     if config.temperature == 0 and config.num_samples > 1:
         note(f"temperature 0 always writes the same: one sample, not {config.num_samples}")
@@ -384,9 +383,11 @@ def main(argv):
             words = ["python", "sample.py", *given.texts.values(), f"--out_dir={word}"]
             fix = f"run `{shlex.join(words)}`"
         raise UserError(f"cannot read {word}", "command line", fix)
-    config = build_config(given.values, talks=True)
+    config = build_config(given.values, may_converse=True)
     if config.converses():
         refuse_idle(given.typed, ["num_samples"])
+    if config.prompts:  # their batches use no compiled code
+        refuse_idle(given.typed, ["compile"])
     texts = read_prompts(config.start, config.prompts)  # first, so that a mistake shows at once
     device, dtype = choose_device(config)
     name = config.init_from
@@ -400,7 +401,6 @@ def main(argv):
             raise UserError(f"{name} is not a run, which has checkpoints", "checkpoint", fix)
     opened = open_model(name, texts, config, device, dtype)
     if config.converses():
-        config.num_samples = 1
         converse(opened, config)
     else:
         write_all(opened, config)

@@ -55,7 +55,7 @@ def write_side_by_side(opened, config):
             for title, sample in zip(titles, samples, strict=True):
                 report(title, sample, config, streamed=False)
         else:
-            show_columns(titles, [sample.prompt + sample.text for sample in samples])
+            show_columns(titles, [s.text if config.chat else s.prompt + s.text for s in samples])
             print("---------------", flush=True)
 
 

@@ -47,5 +47,9 @@ def test_each_model_writes_what_sample_py_writes(runs, capsys):
     compare_texts.main([*runs, *options, "--jsonl"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["model"] for row in rows] == runs * 2
+    one = sample.Opened("one", *sample.load(runs[0]), ["the king"])
+    config = sample.build_config({"chat": True, "start": "a message", "max_new_tokens": 0})
+    compare_texts.write_side_by_side([one], config)
+    assert capsys.readouterr().out == "one:\n\n---------------\n"  # without its template
     with pytest.raises(UserError, match="two models"):
         compare_texts.main([runs[0]])

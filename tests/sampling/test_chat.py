@@ -70,13 +70,16 @@ def test_special_tokens_count_in_a_prompt(folder, answers, capsys):
     assert tiny_bpe().prompt("a<|endoftext|>") == [97, 260]
 
 
-def test_one_message(folder, answers, capsys):
+def test_one_message(folder, answers, capsys, tmp_path):
+    """The template is not printed."""
     texts, asked = answers
-    texts.append("no more")
-    sample.main([f"--init_from={folder}", "--chat", "--start=the king"])
-    printed = capsys.readouterr()
-    assert asked == [FIRST] and printed.out.startswith("no more\n")
-    assert "special tokens" not in printed.err
+    (tmp_path / "prompts.txt").write_text("the king\n")
+    for prompt in ("--start=the king", f"--prompts={tmp_path / 'prompts.txt'}"):
+        texts.append("no more")
+        sample.main([f"--init_from={folder}", "--chat", prompt])
+        printed = capsys.readouterr()
+        assert asked.pop() == FIRST and printed.out.startswith("no more\n")
+        assert "special tokens" not in printed.err
 
 
 def test_a_conversation_goes_on(folder, answers, capsys, monkeypatch):

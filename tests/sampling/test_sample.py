@@ -186,6 +186,7 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--out_dir=nowhere"], "no checkpoint here.*nowhere.*name run$"),
         (["--out_dir=run/ckpt/000150"], "name its run, run; this is its step 000150"),
         (["--prompt=a"], "prompt is not a key here.*use --start"),
+        (["--prompts=a", "--compile=True"], "compile changes nothing here"),
         (["--init_from=nowhere"], "no such folder.*nowhere.*runs: run"),
         (["--init_from=run/ckpt/000150"], "a checkpoint of a run .*name its run, run"),
         (["--seed=1", "--init_from=gpt2"], "out_dir changes nothing here"),
