@@ -5,8 +5,9 @@ Named architectures, and the two functions that make a model from keys:
 """
 
 from dataclasses import asdict, fields
+from typing import Literal
 
-from common.configurator import build, keys
+from common.configurator import build, check, keys
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from parts.slots import MIXER, SLOTS
@@ -164,8 +165,9 @@ ARCH = {
 # The readable models: those written out in a file of their own, model.py and model_llama.py.
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 MODEL_KEYS = {"model", "arch", *keys(VariantConfig)}  # the keys that determine a model
-DROPOUTS = ("dropout", "attn_dropout", "ngram_dropout")  # of these, the keys of training alone
-UNSEEN = (*DROPOUTS, "multiple_of", "ffn_dim_multiplier")  # they change no model of given weights
+DROPOUTS = ("dropout", "attn_dropout", "ngram_dropout")  # keys that act while training only
+# Keys in which two configurations of the same weights may differ.
+UNSEEN = (*DROPOUTS, "multiple_of", "ffn_dim_multiplier")
 
 # ---------------------------------------------------------------- keys without effect
 
@@ -207,11 +209,11 @@ def configure(values, as_variant=False):
     values["model"] names the base, "gpt2" or "llama". If only sizes are given, it is the readable
     model's own GPTConfig or LlamaConfig. If a part is given, or an `arch` that fills all slots, it
     is a VariantConfig with the base's parts in the other slots. as_variant: it is a VariantConfig
-    in any case. Keys of other classes are ignored. Raises UserError for values that contradict each
-    other.
+    in any case. Keys of other classes are ignored. Raises UserError for unknown words, and for
+    values that contradict each other.
     """
-    base = values.get("model", "gpt2")
-    arch = values.get("arch")
+    base = check("model", values.get("model", "gpt2"), Literal[*CORNERS], "configuration")
+    arch = check("arch", values.get("arch"), Literal[*ARCH] | None, "configuration")
     if arch is None and not as_variant and not changes_a_part(values, base):
         config_class, _ = CORNERS[base]
         return build(config_class, values)

@@ -33,7 +33,7 @@ class KeysAndValues(NamedTuple):
 
     k: torch.Tensor  # (B, K, S, D), turned
     v: torch.Tensor  # (B, K, S, D)
-    own: torch.Tensor  # (B, K, T, D) the values of the tokens themselves
+    own: torch.Tensor  # (B, K, T, D) the values of the new tokens alone
     pos: torch.Tensor  # (B or 1, S) the positions of the keys
     mask: torch.Tensor | None  # (B or 1, 1, T, S), or None for a plain causal one
 
@@ -77,19 +77,9 @@ class Attention(Mixer):
 
     @classmethod
     def check(cls, config):
-        H = config.n_head
-        K = config.n_kv_head
-        refuse(
-            cls.paired and (H % 2 or K % 2),
-            f"mixer={config.mixer} pairs the heads, and n_head={H} or n_kv_head={K} is odd: make "
-            "both even",
-        )
-        if config.kv_shared_by:
-            cls.check_shared(config)
-
-    @staticmethod
-    def check_shared(config):
         """Refuse what differs between layers that read the same keys and values."""
+        if not config.kv_shared_by:
+            return
         for key in ("full_every", "nope_every"):
             refuse(
                 getattr(config, key),

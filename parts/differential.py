@@ -12,6 +12,7 @@ import torch.nn as nn
 
 from parts.attention import Attention
 from parts.norm import RMSNorm
+from parts.part import refuse
 
 WITHOUT = dict(  # keys of Attention it does not read
     conv=None, conv_sites="none", nope_every=0, attn_extra="none", kv_shared_by=0
@@ -31,6 +32,16 @@ class Differential(Attention):
     normed = True
     reads = tuple(key for key in Attention.reads if key not in WITHOUT)
     paired = True
+
+    @classmethod
+    def check(cls, config):
+        H = config.n_head
+        K = config.n_kv_head
+        refuse(
+            H % 2 or K % 2,
+            f"mixer={config.mixer} pairs the heads, and n_head={H} or n_kv_head={K} is odd: make "
+            "both even",
+        )
 
     def __init__(self, config, layer):
         values = vars(config) | WITHOUT

@@ -113,29 +113,33 @@ class VariantConfig:
             self.bias = "none"
         self.n_kv_head = self.n_kv_head or self.n_head
         mixers = [MIXER[word] for word in self.mixer.split(",")]
-        self.check_mixers(mixers)
+        self.check_position(mixers)
+        self.check_unread(mixers)
         self.check_needs()
         self.check_heads()
         self.check_words()
         for part in (*mixers, MLP[self.mlp], RESIDUAL[self.residual]):
             part.check(self)
 
-    def check_mixers(self, mixers):
-        """Refuse a position, or a key of mixers, that the mixer of no layer uses."""
+    def check_position(self, mixers):
+        """Refuse a position that acts on what the mixer of no layer has."""
         refuse(
             len(mixers) > self.n_layer,
             f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out",
         )
         place = POSITION[self.position].acts_on
-        reachable = {None}  # the places where a position can act; position=none acts on None
+        places = {None}  # position=none needs none
         for mixer in mixers:
-            reachable.update(mixer.acted_on)
-        fitting = [word for word, scheme in POSITION.items() if scheme.acts_on in reachable]
+            places.update(mixer.acted_on)
+        fitting = [word for word, scheme in POSITION.items() if scheme.acts_on in places]
         refuse(
-            place not in reachable,
+            place not in places,
             f"position={self.position} acts on {place}, which mixer={self.mixer} does not have: "
             f"choose {', '.join(fitting)}",
         )
+
+    def check_unread(self, mixers):
+        """Refuse a key of mixers that the mixer of no layer reads."""
         read = {key for mixer in mixers for key in mixer.reads}
         for word, mixer in MIXER.items():
             for key in sorted({*mixer.reads} - read):
@@ -171,9 +175,10 @@ class VariantConfig:
         refuse(H % K, f"n_head={H} is not divisible by n_kv_head={K}")
         heads = f"head_dim={D}" if self.head_dim else f"n_embd={self.n_embd} over n_head={H}"
         pairs = int(self.rope_fraction * D) // 2
-        others = {*self.mixer.split(",")} - {"mla"}  # which turns rope_head_dim, and checks it
+        turned = {word for word in self.mixer.split(",") if "q and k" in MIXER[word].acted_on}
+        turned -= {"mla"}  # which turns rope_head_dim, and checks it
         refuse(
-            self.position == "rope" and others and (D % 2 or pairs == 0),
+            self.position == "rope" and turned and (D % 2 or pairs == 0),
             f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} gives a head "
             "of odd width, or no pair",
         )

@@ -81,10 +81,14 @@ def test_configure_and_make():
     own.append(dict(norm_eps=1e-6))  # GPT-2 has no RMSNorm
     slots = [dict(position="rope"), dict(n_kv_head=2), dict(window=4), dict(bias="norm")]
     slots += [dict(arch="gpt2"), dict(mixer="attention"), dict(head_dim=4)]
-    slots.append(dict(model="llama", mixer="mla", n_head=16))  # it turns rope_head_dim alone
+    for word in ("mla", "mla,gated_delta"):  # which turn rope_head_dim alone, or nothing
+        slots.append(dict(model="llama", mixer=word, n_head=16))
     for given in own + slots + [dict(model="llama", rope_scaling="yarn")]:
         corner = CORNERS[given.get("model", "gpt2")][1]
         assert type(make(configure(SIZES | given))) is (corner if given in own else Variant)
+    for key in ("model", "arch"):
+        with pytest.raises(UserError, match=f"{key} cannot be 'lama' .*, llama"):
+            configure({key: "lama"})
     c = configure({"model": "gpt2", "position": "rope"})
     slots = c.position, c.norm, c.mlp, c.bias, c.tie_embeddings
     assert slots == ("rope", "layernorm", "gelu", "all", True)
