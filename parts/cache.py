@@ -110,13 +110,18 @@ class LayerCache(State):
         """
         end = self.cache.length
         start = end - k.size(2)
-        if self.k is None or self.k.size(2) < end:
-            self.k = grown(self.k, k, start)
-            self.v = grown(self.v, v, start)
+        self.make_room(k, v)
         self.k[:, :, start:end] = k
         self.v[:, :, start:end] = v
         self.kpos = self.cache.kpos
         return self.k[:, :, :end], self.v[:, :, :end], self.cache.mask
+
+    def make_room(self, k, v):
+        """Grow to hold the tokens read so far; k and v (B, K, T, D) of the last of them."""
+        if self.k is None or self.k.size(2) < self.cache.length:
+            used = self.cache.length - k.size(2)
+            self.k = grown(self.k, k, used)
+            self.v = grown(self.v, v, used)
 
     def tensors(self):
         return self.k, self.v
@@ -135,7 +140,7 @@ class Ring(LayerCache):
         T = k.size(2)
         end = self.cache.length
         pos = self.cache.kpos[:, -T:]  # (B or 1, T)
-        self.make_room(k, v, pos)
+        self.make_room(k, v)
         places = torch.arange(end - T, end, device=k.device)  # (T)
         places = places[-self.k.size(2) :] % self.k.size(2)  # (T or capacity)
 
@@ -152,7 +157,7 @@ class Ring(LayerCache):
             self.kpos = self.places
         return k_all, v_all, visible(self.cache.pos, self.kpos, self.window)
 
-    def make_room(self, k, v, pos):
+    def make_room(self, k, v):
         """Grow to hold the tokens read so far, until it has all places it ever needs."""
         full = self.window + self.cache.spare
         needed = self.cache.length
@@ -162,7 +167,7 @@ class Ring(LayerCache):
         room = min(full, capacity(needed))
         self.k = grown(self.k, k, old, room)
         self.v = grown(self.v, v, old, room)
-        places = pos.new_full((pos.size(0), room), -1)
+        places = self.cache.pos.new_full((self.cache.pos.size(0), room), -1)
         if old:
             places[:, :old] = self.places
         self.places = places
@@ -188,7 +193,8 @@ class Recurrent(State):
         self.states = None  # (B, n, ...) before the last n - 1 tokens, and after each of them
 
     def update(self, states):
-        """Remember the states (B, T, ...) after the tokens last announced, or the last of them."""
+        """Remember states (B, T, ...): after each of the tokens last announced, or after the last
+        few of them alone."""
         if self.states is None:
             self.states = torch.zeros_like(states[:, :1])
         kept = torch.cat((self.states, states), 1)[:, -1 - self.cache.spare :]

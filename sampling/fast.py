@@ -26,7 +26,6 @@ from common.errors import one_line
 from common.runtime import cpu_name
 from model import GPT, gelu
 from model_llama import Llama, rotary
-from parts.cache import grown
 from sampling.prompts import note
 
 # The compiled step saves about 2 ms per token at 6 layers of width 384, and takes up to a minute to
@@ -107,7 +106,7 @@ def stack(w, name, groups, columns):
 
 
 def gather(model, columns):
-    """{name: a tensor that `step` reads} of a GPT or Llama, stacked over the layers."""
+    """{name: a tensor that `read_token` reads} of a GPT or Llama, stacked over the layers."""
     w = {}
     blocks = model.blocks
     config = model.config
@@ -133,7 +132,7 @@ def gather(model, columns):
 
 
 class Eager:
-    """The operations of `step` as they are fastest in eager torch."""
+    """The operations of `read_token` as they are fastest in eager torch."""
 
     @staticmethod
     def linear(x, weight, scale):
@@ -149,8 +148,8 @@ class Eager:
 
 
 class Compiled:
-    """The operations of `step` as plain loops over the weights. torch.compile would compute a value
-    again in each loop that reads it, unless it is `kept`."""
+    """The operations of `read_token` as plain loops over the weights. torch.compile would compute a
+    value again in each loop that reads it, unless it is `kept`."""
 
     @staticmethod
     def kept(x):
@@ -170,7 +169,7 @@ class Compiled:
         return Compiled.kept(y)
 
 
-def step(token, kpos, w, ks, vs, config, ops):
+def read_token(token, kpos, w, ks, vs, config, ops):
     """Logits (1, V) after one token (1) of a GPT or Llama: `forward`, written for a single token.
     kpos (S) are the positions up to the token's own. The caches ks, vs, a (1, K, capacity, D) per
     layer, get its key and value."""
@@ -233,8 +232,8 @@ def artefact(model, dtype):
 
 
 def compile_step(config, w, path):
-    """Compile `step` ahead of time for a CPU, for any number of keys, into `path`. A product and a
-    sum become one instruction."""
+    """Compile `read_token` ahead of time for a CPU, for any number of keys, into `path`. A product
+    and a sum become one instruction."""
     K = getattr(config, "n_kv_head", config.n_head)
     D = config.n_embd // config.n_head
     ks = [torch.zeros(1, K, 64, D) for _ in range(config.n_layer)]
@@ -243,7 +242,7 @@ def compile_step(config, w, path):
     class Step(nn.Module):
         def forward(self, token, kpos, w, ks, vs):
             torch._check(ks[0].size(2) >= kpos.size(0))
-            return step(token, kpos, w, ks, vs, config, Compiled)
+            return read_token(token, kpos, w, ks, vs, config, Compiled)
 
     auto = torch.export.Dim.AUTO
     capacities = [{2: auto} for _ in range(config.n_layer)]
@@ -260,8 +259,8 @@ def compile_step(config, w, path):
 
 
 class Fast(nn.Module):
-    """A GPT or Llama that reads single tokens by `step` and everything else by its own forward
-    pass. It is called like the model and has the same config. columns: as in `stack`."""
+    """A GPT or Llama that reads single tokens by `read_token` and everything else by its own
+    forward pass. It is called like the model and has the same config. columns: as in `stack`."""
 
     def __init__(self, model, columns):
         super().__init__()
@@ -270,7 +269,7 @@ class Fast(nn.Module):
         self.w = gather(model, columns)
         tables = ("wte", "wpe", "rope")  # the others are lists over the layers
         layers = {name: t if name in tables else t.unbind() for name, t in self.w.items()}
-        self.run = partial(step, w=layers, config=self.config, ops=Eager)
+        self.run = partial(read_token, w=layers, config=self.config, ops=Eager)
 
     def load(self, path):
         """Use the compiled step in `path` from now on. Its inputs are passed one by one: a call of
@@ -284,7 +283,7 @@ class Fast(nn.Module):
         self.run = run
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
-        # `step` reads a token after a prompt, without padding, while there are positions.
+        # `read_token` reads a token after a prompt, without padding, while there are positions.
         single = idx.shape == (1, 1) and targets is None and cache is not None
         positions = min(self.config.block_size, POSITIONS)
         single = single and cache.pad is None and 0 < cache.length < positions
@@ -294,8 +293,7 @@ class Fast(nn.Module):
         cache.advance(idx)
         if cache[0].k.size(2) < cache.length:
             for layer in cache.layers.values():
-                layer.k = grown(layer.k, layer.k[:, :, :1], cache.length - 1)
-                layer.v = grown(layer.v, layer.v[:, :, :1], cache.length - 1)
+                layer.make_room(layer.k[:, :, :1], layer.v[:, :, :1])
         ks = [layer.k for layer in cache.layers.values()]
         vs = [layer.v for layer in cache.layers.values()]
         return self.run(idx[0], cache.kpos[0], ks=ks, vs=vs)[None], None

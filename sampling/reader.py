@@ -30,7 +30,7 @@ class Reader:
         self.known = 0  # tokens of idx that were read, or left out for good
 
     def start(self, length):
-        """The first of `length` tokens that the model reads: 0, or some half contexts later."""
+        """The index of the first token to read of `length`: 0 while all fit, then half contexts."""
         half = max(1, self.context // 2)
         beyond = max(0, length - self.context)  # tokens that have no room
         return half * ((beyond + half - 1) // half)  # the halves to leave out, rounded up

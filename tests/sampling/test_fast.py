@@ -229,7 +229,7 @@ def test_where_compiling_fails_it_is_said_and_eager_serves(monkeypatch, tmp_path
 def test_what_is_compiled_computes_the_same_before_it_is(corner, dtype):
     fast, _ = prepare(copy.deepcopy(corner), dtype)
     ops = inference.Compiled
-    fast.run = functools.partial(inference.step, w=fast.w, config=fast.config, ops=ops)
+    fast.run = functools.partial(inference.read_token, w=fast.w, config=fast.config, ops=ops)
     seen, caches = stepped(fast), (KVCache(), KVCache())
     tolerance = 1e-4 if dtype == "float32" else 0.05
     with torch.inference_mode():
