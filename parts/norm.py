@@ -17,7 +17,7 @@ class Norm(Part):
     the attribute `bias`, which is None where the configuration gives norms no bias; BatchNorm
     always has one."""
 
-    biased = True  # whether bias=norm gives it a bias
+    biased = True  # whether it can have a bias
 
     def reset(self):
         nn.init.ones_(self.weight)

@@ -15,12 +15,16 @@ FLEX = [
     dict(position="alibi", window=7, attn_softcap=2.0, n_kv_head=2),
     dict(window=5, attn_extra="sink"),
     dict(window=5, mixer="differential"),
+    dict(window=5, qk_norm="head"),
+    dict(window=5, attn_extra="value_residual"),
+    dict(window=5, attn_extra="value_embed"),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("autocast", [False, True])  # which makes q, k and v of different formats
 @pytest.mark.parametrize("arm", FLEX, ids=name)
-def test_flex_attention_is_attention(arm, monkeypatch):
+def test_flex_attention_is_attention(arm, autocast, monkeypatch):
     """What a compiled model does on a GPU, here in FlexAttention's own eager form."""
     model = randomised(config("llama", arm, n_embd=64)).float()
     idx, calls, real = tokens(model.config), [], fast_attention.flex_attention
@@ -29,12 +33,13 @@ def test_flex_attention_is_attention(arm, monkeypatch):
         calls.append(1)
         return real(*args, **more)
 
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         plain = model(idx, idx)[0]
         monkeypatch.setattr(fast_attention, "compiled_on_gpu", lambda x: True)
         monkeypatch.setattr(fast_attention, "flex_attention", counted)
-        torch.testing.assert_close(model(idx, idx)[0], plain, atol=1e-4, rtol=1e-4)
-    assert len(calls) == (0 if {"attn_extra", "mixer"} & {*arm} else 2)  # it knows no such scores
+        assert close(model(idx, idx)[0], plain, 0.05 if autocast else 1e-4)
+    known = not {"sink", "differential"} & {*arm.values()}  # scores that it can compute
+    assert len(calls) == (2 if known else 0)
 
 
 @pytest.mark.parametrize(
