@@ -13,17 +13,14 @@ from tqdm import tqdm
 
 from common import commands, files
 from common.commands import command
-from common.configurator import keys, load
-from common.errors import Failure, UserError, is_out_of_memory, printable, tell
-from parts.architectures import CORNERS, configure
-from parts.variant import VariantConfig
+from common.configurator import find_file
+from common.errors import Failure, is_out_of_memory, printable, tell
 from tokens.data import bits_per_byte
 from tokens.pairs import Pairs
 from training import run_folder
 from training.description import peak_speed
 from training.evaluation import mean_loss, measures, yardsticks
 from training.run_folder import DIVERGED, LogFile, duration, own_folder
-from training.settings import NanoGPT, TrainConfig, scope
 from weights import checkpoint
 
 # These begin as nanoGPT's do, so that scripts that parse its logs can parse ours.
@@ -44,8 +41,7 @@ MEASURES = {  # key of an evaluation's row: how it is printed
 STEPPING = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 WAITING = "{desc} (step {n_fmt} of {total_fmt})"
 SILENCE = 30  # seconds of an evaluation after which, off a terminal, a line shows that it goes on
-OTHER = {"gpt2": "llama", "llama": "gpt2"}
-NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
+OTHER = {"gpt2": ("llama", "LLaMA"), "llama": ("gpt2", "GPT-2")}  # the word, the name
 
 
 def launcher(runtime):
@@ -279,40 +275,16 @@ def closing_prompt(split, tokenizer):
 
 
 def print_next_commands(folder, config, given, program):
-    """The checkpoint's folder, and commands that sample from it and train the other model."""
+    """The checkpoint's folder, and commands that sample from it and, if the user gave a config file
+    alone, that train the other model in the same way. given: configurator.Given."""
     out_dir = Path(config.out_dir)
     print(printable(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}", keep="\n"))
     print(f"sample more:\n{command('sample.py', f'--out_dir={out_dir}')}")
-    twin = twin_arguments(given)
-    if twin:
-        print(f"compare with {NAMES[OTHER[config.model]]}:\n{command(program, *twin)}")
-
-
-def twin_arguments(given):
-    """The arguments that train the other model in the same way: its config file, and what the user
-    typed. [] if there is no such config, if the user chose the model or the weights to start from,
-    or if the other model does not take these keys or sizes. given: configurator.Given."""
-    word = "llama" if any("llama" in name for name in given.files) else "gpt2"
-    other = OTHER[word]
-    config_files = [name.replace(word, other) for name in given.files]
-    start = {"model", "arch", "init_from", "overwrite", "allow_data_change"}
-    if config_files == given.files or not start.isdisjoint(given.typed):
-        return []
-
-    texts = dict(given.texts)
-    if "out_dir" in texts:
-        parent, slash, name = texts["out_dir"].rstrip("/").rpartition("/")
-        renamed = f"{name}-{other}"
-        if word in name:
-            renamed = name.replace(word, other)
-        texts["out_dir"] = f"{parent}{slash}{renamed}"
-    arguments = [*config_files, *texts.values()]
-    try:
-        configure(load(arguments, [TrainConfig, VariantConfig, NanoGPT], "", scope).values)
-    except UserError:  # no such config, or sizes that it cannot have, such as heads of odd width
-        return []
-    known = keys(TrainConfig, NanoGPT, CORNERS[other][0])
-    return arguments if given.typed.keys() <= known.keys() else []
+    word, name = OTHER[config.model]
+    twin = [path.replace(config.model, word) for path in given.files]
+    is_there = all(os.path.isfile(find_file(path)) for path in twin)
+    if is_there and twin != given.files and not given.texts:
+        print(f"compare with {name}:\n{command(program, *twin)}")
 
 
 # ---------------------------------------------------------------- a run that fails

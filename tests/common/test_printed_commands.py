@@ -59,8 +59,7 @@ def test_every_kind_of_command_names_it(capsys, tmp_path):
     )
     terminal.print_how_to_continue(run, broken=None)
     ended = SimpleNamespace(out_dir="my run", model="gpt2")
-    texts = {"n_layer": "--n_layer=2"}
-    given = configurator.Given(files=["config/gpt2_shakespeare.py"], texts=texts)
+    given = configurator.Given(files=["config/gpt2_shakespeare.py"])
     terminal.print_next_commands("my run/ckpt/000050", ended, given, "train.py")
     meta = {"name": "book", "splits": dict.fromkeys(("train", "val"), {"tokens": 9000})}
     prepare.print_training(meta, "data")
@@ -75,7 +74,7 @@ def test_every_kind_of_command_names_it(capsys, tmp_path):
     for command in (
         "-m extras.mix --init_from=resume --out_dir=out",
         "sample.py '--out_dir=my run'",
-        "train.py config/llama_shakespeare.py --n_layer=2",
+        "train.py config/llama_shakespeare.py\n",
         "train.py config/llama_shakespeare.py --dataset=book",
         "prepare.py NAME",
         "train.py --seed=1",

@@ -10,41 +10,23 @@ import torch
 import train
 from common import commands, errors
 from common.commands import ROOT
-from common.configurator import keys, load
 from helpers.runs import new_run, ready
 from parts import costs
 from parts.architectures import configure
-from parts.variant import VariantConfig
 from training import description, terminal
 from training.description import model_name, warn_of_epochs
-from training.settings import TrainConfig, read_config, scope
+from training.settings import TrainConfig, read_config
 
 LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
 
 
-@pytest.mark.parametrize(
-    "argv, twin",
-    [
-        ([LLAMA, "--n_layer=2", "--max_iters=60"], [GPT2, "--n_layer=2", "--max_iters=60"]),
-        ([LLAMA, "--n_embd=64"], [GPT2, "--n_embd=64"]),  # with the config's four heads
-        ([GPT2, "--n_embd=36"], []),  # heads of odd width, which cannot rotate
-        ([LLAMA, "--out_dir=out-small"], [GPT2, "--out_dir=out-small-gpt2"]),
-        ([GPT2, "--out_dir=a/my-gpt2-run/"], [LLAMA, "--out_dir=a/my-llama-run"]),
-        ([LLAMA, "--rope_theta=5000"], []),  # a key that GPT-2 does not have
-        ([LLAMA, "--model=gpt2"], []),
-        (["config/finetune_shakespeare.py"], []),
-        (["--model=llama"], []),
-    ],
-    ids=" ".join,
-)
-def test_the_other_model_is_trained_in_the_same_way(argv, twin):
-    """With all that the user typed, so that they differ in the model and the folder alone."""
-    given = load(argv, [TrainConfig, VariantConfig], "", scope)
-    assert terminal.twin_arguments(given) == twin
-    if twin:
-        mine, other = (read_config(each, "").config for each in (argv, twin))
-        differ = {key for key in keys(TrainConfig) if getattr(mine, key) != getattr(other, key)}
-        assert {"model"} <= differ <= {"model", "out_dir"}
+@pytest.mark.parametrize("argv", [[LLAMA], [LLAMA, "--n_layer=2"], ["config/best_plays.py"], []])
+def test_the_other_model_is_suggested_after_a_config_that_has_a_twin(argv, capsys):
+    """Unless the user typed more: the other model may not take the same keys."""
+    settings = read_config(argv, "")
+    terminal.print_next_commands("ckpt", settings.config, settings.command_line, "train.py")
+    twin = f"compare with GPT-2:\n{commands.command('train.py', GPT2)}\n"
+    assert (twin in capsys.readouterr().out) == (argv == [LLAMA])
 
 
 @pytest.mark.parametrize(
