@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ import train
 from common import errors, files
 from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
-from helpers.runs import ROOT, arguments, equal, losses, refusing, same_runs, weights
+from helpers.runs import equal, losses, refusing, same_runs, weights
 from helpers.texts import message
 from tokens import batches
 from training import net
@@ -230,31 +229,6 @@ def test_an_error_of_any_kind_saves_the_steps_taken(
     assert checkpoint.steps(tmp_path / "run") == saved
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number, status, stderr",
-    [
-        (signal.SIGINT, 130, subprocess.STDOUT),  # 2>&1 | tee log, where Ctrl-C ends tee first
-        (0, 141, subprocess.PIPE),  # | head
-    ],
-)
-def test_a_reader_that_leaves_lets_a_step_end_and_save(data_dir, tmp_path, number, status, stderr):
-    """Seen from outside: test_a_stop_saves_and_says_so_whatever_its_streams_are has the rule."""
-    out = tmp_path / "run"
-    argv = arguments(data_dir, out, "--max_iters=100000", "--eval_interval=50000")
-    pipes = dict(stdout=subprocess.PIPE, stderr=stderr, text=True)
-    process = subprocess.Popen([sys.executable, "-u", "train.py", *argv], cwd=ROOT, **pipes)
-    next(line for line in process.stdout if line.startswith("iter 5:"))
-    process.stdout.close()
-    if number:
-        process.send_signal(number)
-    else:
-        assert "Traceback" not in process.stderr.read()
-    assert process.wait(timeout=30) == status
-    step = checkpoint.steps(out)[-1]
-    assert checkpoint.read(checkpoint.find(out))[0]["step"] == step >= 5
-
-
 def test_killed_inside_a_save_leaves_the_last_checkpoint(start, resume, tmp_path, monkeypatch):
     """At whatever file the write stops: what was there is whole; leftovers and later steps go."""
     out = tmp_path / "run"
@@ -311,26 +285,6 @@ def test_out_of_memory_names_what_would_fit(start, monkeypatch, batch, fix):
     monkeypatch.setattr(train, "train_step", Mock(side_effect=error))
     with pytest.raises(Failure, match=f"out of memory .*batch_size={batch}.*: {fix}"):
         start("run", f"--max_iters=2 --batch_size={batch}")
-
-
-def test_killed_while_a_step_is_saved_again(start, resume, tmp_path, monkeypatch):
-    """The only checkpoint was renamed for its successor, and is found under that name."""
-    out = tmp_path / "run"
-    start("run", "--max_iters=2")
-    before, real = weights(out), os.rename
-
-    def die(source, target):
-        if ".partial-" in str(source):
-            raise KeyboardInterrupt
-        real(source, target)
-
-    monkeypatch.setattr(checkpoint.os, "rename", die)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(out, 2, {}, {}, {}, {}, {}, False)
-    monkeypatch.undo()
-    assert equal(weights(out), before)
-    resume("run", "--max_iters=3")
-    assert checkpoint.steps(out) == [2, 3] and len(list(out.glob("ckpt/*"))) == 2
 
 
 def flip(data):
