@@ -7,7 +7,6 @@
 # guesses among values (2 % of the answers right at step 150), and then a jump (99 % at step 300,
 # 100 % at step 450). A window of 16 tokens does not see most keys.
 model = "llama"
-arch = "llama"  # as a variant, so that every slot can be changed
 out_dir = "out-recall"
 dataset = "task:recall"  # 18,000 samples of up to 73 characters
 
