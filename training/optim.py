@@ -77,8 +77,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = torch.bfloat16 if runtime.dtype == "bfloat16" else torch.float32
 
     @torch.no_grad()
-    def step(self, closure=None):
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def step(self, closure=None):  # torch.distributed.checkpoint passes None
         for group in self.param_groups:
             by_shape = {}
             for p in group["params"]:
@@ -88,7 +87,6 @@ class Muon(torch.optim.Optimizer):
                 count = max(1, self.entries // shape.numel())
                 for first in range(0, len(matrices), count):
                     self.update(matrices[first : first + count], group)
-        return loss
 
     def update(self, matrices, group):
         """Update some matrices of one shape."""

@@ -21,17 +21,15 @@ from parts.variant import VariantConfig
 FORMAT = 1  # version of the checkpoint folder; raised when older code can no longer read it
 FOREIGN = "choose another checkpoint: train.py did not write this one"
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
-MOST_DIMENSIONS = 8  # of a tensor
 # What the config.json of a run holds beside the keys of its model. Only earlier versions wrote the
-# last two lines. The entry own_keys names the keys that only its program has. Any other key may be
-# a part of the model that this code does not know.
+# last line. The entry own_keys names the keys that only its program has. Any other key may be a
+# part of the model that this code does not know.
 RUN_KEYS = """
     activation_checkpointing adam_rate allow_data_change batch_size beta1 beta2 compile data_dir
     data_seed dataset device dtype eval_interval eval_only eval_tokens grad_clip
     gradient_accumulation_steps init_from learning_rate log log_interval lr_decay_iters match
     max_iters min_lr optimizer out_dir overwrite parallel schedule seed split versions warmup_iters
     weight_decay own_keys
-    check data_alpha data_weights doctor dpo_beta dry_run objective
     wandb_log wandb_project wandb_run_name
 """.split()  # noqa: SIM905
 
@@ -133,9 +131,6 @@ def read_tensors(path, fix=FOREIGN, unread=None):
             for name in file.keys():  # noqa: SIM118
                 if unread and unread.search(name):
                     continue
-                dimensions = len(file.get_slice(name).get_shape())
-                if dimensions > MOST_DIMENSIONS:  # torch needs minutes for 100,000
-                    raise ValueError(f"{name} has {dimensions} dimensions")
                 tensors[name] = file.get_tensor(name)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         if is_out_of_memory(error):

@@ -160,8 +160,6 @@ def their_tensors(kind, v, expected, tensors):
 
 # ---------------------------------------------------------------- the command
 
-RENAMED = {"export": "leave it out; for a GGUF file: python -m extras.gguf RUN --dest=FILE"}
-
 
 @dataclass
 class ExportConfig:
@@ -246,7 +244,7 @@ def export_run(out_dir, checkpoint, dest, write=write_folder, kinds=tuple(FAMILI
 
 
 def main(argv):
-    given = load(argv, [ExportConfig], __doc__, renamed=RENAMED)
+    given = load(argv, [ExportConfig], __doc__)
     words = given.words
     config = build(ExportConfig, given.values)
     if words or not config.dest:

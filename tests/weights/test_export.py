@@ -79,7 +79,6 @@ def test_what_the_command_refuses(runs, tmp_path):
         "dest is missing": [],
         "it exists already": [f"--dest={tmp_path / 'there'}"],
         "its parent folder does not exist": [f"--dest={tmp_path}/no/hf"],
-        "export is not a key.*python -m extras.gguf RUN --dest=FILE": ["--export=gguf"],
     }.items():
         with pytest.raises(UserError, match=words):
             main(argv)
