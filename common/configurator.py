@@ -140,9 +140,9 @@ def to_number(key, value, kinds, where):
     return int(value) if number.is_integer() else number
 
 
-def check(key, value, kind, where):
+def check(key, value, kind, where, fix="--help shows every key"):
     """Return `value`, converted to a type that `kind` takes (1 to a float, 1e3 to an int). Raises
-    UserError if that is impossible, or if the value is out of range."""
+    UserError if that is impossible (it names `fix`), or if the value is out of range."""
     kinds, words, limits = allowed(kind)
     if isinstance(value, str | os.PathLike) and PathName in (kind, *typing.get_args(kind)):
         value = os.path.expanduser(value)
@@ -153,12 +153,12 @@ def check(key, value, kind, where):
 
     is_word = value in (kind if isinstance(kind, Words) else words)
     if words and not is_word and type(value) not in set(kinds) - {str}:
-        fix = f"choose from {choice_text(kind).replace('| ', ', ')}"
-        raise UserError(f"{key} cannot be {value!r}", where, fix)
+        choice = f"choose from {choice_text(kind).replace('| ', ', ')}"
+        raise UserError(f"{key} cannot be {value!r}", where, choice)
     if type(value) not in kinds:
         expected = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
         what = f"{key} must be {expected}, not {value!r}"
-        raise UserError(what, where, "--help shows every key")
+        raise UserError(what, where, fix)
     if limits and type(value) in (int, float) and value not in limits:
         raise UserError(f"{key}={value} is out of range", where, f"give {limits}")
     return value

@@ -28,6 +28,7 @@ from weights import checks
 from weights.checks import FOREIGN, FORMAT
 
 REFERENCE = "reference/"  # begins the names of tensors of the loss (only preferences have some)
+MOMENTS = "optimizer.safetensors"
 OVERHEAD = 1 << 16  # bytes of headers, checksums and partly filled blocks
 STEP = r"(?:[0-9]{6}|[1-9][0-9]{6,})"
 NAMES = {  # the folders in ckpt/ that are ours; .tmp and .old are names of earlier versions
@@ -64,7 +65,7 @@ def entries(out_dir):
         return []
     except (OSError, ValueError) as error:  # ValueError: no path has this name
         what = f"cannot look for checkpoints: {one_line(error)}"
-        raise UserError(what, f"out_dir={str(out_dir)!r}", "choose another --out_dir") from None
+        raise UserError(what, repr(str(out_dir)), "choose another folder") from None
     return [
         (kind, step_of(path), path)
         for path in sorted(present)
@@ -250,10 +251,12 @@ def flaw(folder):
     required = ("model.safetensors", "state.json", "config.json", "tokenizer.json")
     try:
         sums = files.parse_json(files.regular(folder / "checksums.json").read_bytes())
-        foreign = sums.keys() - {*required, "optimizer.safetensors"}
+        foreign = sums.keys() - {*required, MOMENTS}
         if foreign:
             what = f"checksums.json names {checks.first_three(foreign)}, no file of a checkpoint"
             return what, folder / "checksums.json"
+        if not (folder / MOMENTS).exists():  # the weights alone can be sampled
+            sums.pop(MOMENTS, None)
         for name, expected in (dict.fromkeys(required) | sums).items():
             actual = files.sha256_of(folder / name)
             if actual != expected:
@@ -321,8 +324,8 @@ def optimizer_tensors(folder):
     """The optimizer state of a checkpoint, {"parameter name/state name": tensor}, and what is
     stored with it under REFERENCE, (rows,) each. Raises UserError if it is missing or does not fit
     the weights."""
-    path = folder / "optimizer.safetensors"
-    tensors = checks.read_tensors(path)
+    path = folder / MOMENTS
+    tensors = checks.read_tensors(path, "start a new run from these weights: --init_from=RUN")
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 

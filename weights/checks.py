@@ -76,6 +76,7 @@ class State:
     evaluated: NonNegativeInt | None = None  # the step that was evaluated last
     scaler: dict | None = None  # {name: number}
     wandb_id: str | None = None
+    tokens: NonNegativeInt = 0
 
 
 def check_state(state, path):
@@ -89,14 +90,14 @@ def check_state(state, path):
     if missing:
         raise UserError(f"an entry is missing: {', '.join(missing)}", path, FOREIGN)
     for key in kinds.keys() & state.keys():
-        check(key, state[key], kinds[key], path)
+        check(key, state[key], kinds[key], path, FOREIGN)
 
 
 def check_config(config, path):
     """Raise UserError unless config.json has keys of ours alone, and those of the model have their
     declared types and ranges and are compatible with each other."""
     own = config.get("own_keys", [])
-    check("own_keys", own, list, path)
+    check("own_keys", own, list, path, FOREIGN)
     unknown = config.keys() - MODEL_KEYS - {*RUN_KEYS} - {*map(str, own)}
     if unknown:
         what = f"unknown key {first_three(unknown)}"

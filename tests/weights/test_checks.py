@@ -66,6 +66,7 @@ SPOILT = [  # (how, what the error says)
     (state(format="x"), "format must be int, not 'x'.*state.json"),
     (state(format=checkpoint.FORMAT + 1), "has format 2, this code reads 1 .*update this repo"),
     (state(step=-1), "step=-1 is out of range.*state.json"),
+    (state(tokens="x"), "tokens must be int, not 'x'.*state.json.: choose another checkpoint"),
     (config(model=None), "model cannot be None.*config.json"),
     (tensors("model", lambda weights: without(WQ, weights)), f"{UNFIT}.*no {WQ}"),
     (model(**{"module.x": torch.zeros(1)}), f"{UNFIT}.*no place for module.x"),
@@ -86,6 +87,10 @@ SPOILT = [  # (how, what the error says)
 SPOILT_MOMENTS = [  # what only resuming finds
     (content("optimizer.safetensors", BOMB), "cannot read this safetensors file.*optimizer"),
     (tensors("optimizer", lambda moments: without(WQ, moments)), f"{MOMENTS_UNFIT}.*{WQ}"),
+    (config(device=5), "device must be str, not 5.*config.json"),
+    (config(dtype=None), "dtype cannot be None.*config.json"),
+    (edit_json("config", lambda c: without("optimizer", c) | {"dtype": 0}), "dtype cannot be 0"),
+    (lambda folder: (folder / "optimizer.safetensors").unlink(), "No such file.*--init_from=RUN"),
     (moments(**{"module.x/step": torch.zeros(())}), f"{MOMENTS_UNFIT}.*module.x"),
     (moments(**{f"{WQ}/exp_avg": ONES}), f"{MOMENTS_UNFIT}.*{WQ}"),
 ]
