@@ -22,7 +22,7 @@ WRITTEN = ("config.json", "log.jsonl", "log.csv", "loss.png", "latest", "best", 
 IN_PLACE = ("lock", "ckpt", "tensorboard", "runs", "paper")  # what runs and sweeps write in place
 CSV_COLUMNS = """
     step loss train_loss val_loss whole_val_loss bits_per_byte lr grad_norm tokens seconds
-    milliseconds tokens_per_second mfu
+    milliseconds tokens_per_second mfu val_exact val_accuracy val_reward_accuracy val_reward_margin
 """.split()  # noqa: SIM905
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys whose value is a list
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
@@ -58,6 +58,8 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         if os.path.islink(path):
             what = "this is a symlink, and a run does not write through one"
             raise UserError(what, path, "remove the link, or choose another --out_dir")
+    if os.path.isfile(ckpt := out_dir / "ckpt"):
+        raise UserError("this is not a folder", ckpt, "remove it, or choose another --out_dir")
     if os.path.exists(out_dir / "lock"):  # False for a name that is too long
         lock_run(out_dir).close()
     steps = checkpoint.steps(out_dir)
@@ -161,6 +163,7 @@ class Hold:
         else:
             files.warn_once(f"{self.folder} was removed: it is made again")
             self.folder.mkdir(parents=True)
+            os.close(self.descriptor)
             self.descriptor = os.open(self.folder, os.O_RDONLY)
 
     def close(self):
@@ -368,7 +371,6 @@ class LogFile:
     def __init__(self, run):
         self.run = run
         out_dir = own_folder(run)
-        files.write(out_dir / "config.json", json.dumps(run.saved_config, indent=1))
         files.remove(out_dir / DIVERGED)
         self.rows = []
         if run.saved is not None:
@@ -383,7 +385,8 @@ class LogFile:
                 self.loggers[name] = logger
 
     def rewritten(self, path):
-        """Write all rows to log.jsonl anew. Returns the open file, to append the next."""
+        """Write config.json and all rows of log.jsonl. Returns that, open to append the next."""
+        files.write(path.with_name("config.json"), json.dumps(self.run.saved_config, indent=1))
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         return open(path, "a", encoding="utf-8", opener=files.no_link)  # noqa: SIM115
 

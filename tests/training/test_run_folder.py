@@ -27,7 +27,7 @@ from weights import checkpoint
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 300, "\ud800"])
 def test_a_name_that_no_folder_can_have(tmp_path, name):
-    assert "choose another --out_dir" in refused(run_folder.open_out_dir, tmp_path / name)
+    assert "choose another" in refused(run_folder.open_out_dir, tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
@@ -105,6 +105,7 @@ def test_what_is_removed_while_it_trains_is_made_again(data_dir, tmp_path, capsy
         patch.setattr(train, "save", lambda *_, real=train.save: [real(*_), seen_locked()])
         train_on(data_dir, out, lambda: files.remove(out / name))
     assert len(losses(out)) == 5 and checkpoint.steps(out)[-1] == 5
+    assert json.loads((out / "config.json").read_text())["max_iters"] == 5
     assert all(f"process {os.getpid()} is training here" in said for said in seen)
     assert name == "lock" or "was removed" in capsys.readouterr().err
 
@@ -122,6 +123,9 @@ def test_nothing_is_written_through_a_link(data_dir, tmp_path):
         (out / name).symlink_to(mine)
     assert not resume(out, data_dir, "--max_iters=8", "--log=csv")
     assert not any((out / name).is_symlink() for name in linked)
+    files.remove(out / "ckpt")
+    (out / "ckpt").touch()
+    assert f"this is not a folder ({out}/ckpt)" in refused(run_folder.open_out_dir, out, True)
     for name in ("lock", "ckpt", "tensorboard"):
         files.remove(out / name)
         (out / name).symlink_to(mine if name == "lock" else mine.parent)
@@ -255,6 +259,7 @@ def test_tensorboard_and_csv_hold_the_rows_of_the_log(tmp_path, capsys):
     rows = run_folder.read_log(out / "log.jsonl")
     with open(out / "log.csv", newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
+    assert terminal.MEASURES.keys() <= table[0].keys()
     assert [int(line["step"]) for line in table] == [row["step"] for row in rows]
     for line, row in zip(table, rows, strict=True):
         values = {key: row[key] for key in line if row.get(key) is not None}
