@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.runtime import Runtime, StopRequest, seed_for, set_up, versions
+from common.runtime import Runtime, StopRequest, seed_for, set_up, versions, with_number
 from parts import moe
 from parts.architectures import make
 from tokens import token_files
@@ -116,6 +116,7 @@ class Run:
     saved_config: dict  # the configuration of training and model, saved too
     score: Callable  # score(run, stop) makes the log row of an evaluation
     program: str = "train.py"  # the command that resumes it
+    partial: bool = False  # whether to score eval_tokens and no more, as eval_only was told to
     saved: int | None = None  # the step of the newest checkpoint
     unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
     changing: bool = False  # whether a step is half done, so that nothing may be saved
@@ -140,7 +141,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     config = settings.config
 
     # The data and the model. If weights are missing, end before a text is tokenized.
-    net.find_weights(settings)
+    net.check_weights_exist(settings)
     data = open_data(config, runtime)
     net.check_tokens(settings, data.tokenizer)
     state = first_state(settings, data.fingerprint)
@@ -151,7 +152,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
 
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     runtime.choose_compile(config.compile, net.flops_left(model, config, state["step"]))
-    device = runtime.device_kind if config.device == "auto" else config.device
+    device = with_number(config.device)
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
     # The model as it is trained, and its optimizers.
@@ -181,6 +182,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
         saved_config=saved_config | {"versions": versions(runtime.device)},
         score=scoring or score,
         program=settings.program,
+        partial=config.eval_only and "eval_tokens" in settings.command_line.values,
     )
     if settings.state is not None:
         load_state(run, settings.folder)
@@ -221,9 +223,9 @@ def train_step(run):
         all_targets = ranks.all_reduce_sum(own_targets, runtime)
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
-    # micro-batch. The net gives the mean loss of a micro-batch's targets. Its weight is their share
-    # of all targets, n_targets / all_targets, times world_size, since the ranks are averaged. We
-    # divide by the inverse: without masks it is the number of this rank's micro-batches, exactly.
+    # micro-batch. Each micro-batch gives the mean loss of its own targets. In the mean over all
+    # targets it counts n_targets / all_targets, times world_size, since the ranks are averaged. We
+    # divide by the inverse: without masks that is a whole number, and nothing is rounded.
     loss_sum = torch.zeros((), device=runtime.device)
     run.changing = run.has_running_means  # a forward pass changes the means of batchnorm
     for number, inputs, n_targets in micro_batches:
@@ -334,7 +336,7 @@ def score_splits(run, data, stop):
         "train": evaluate(run, data.splits["train"], train_limit, stop, "train"),
         "val": evaluate(run, val_split, limit, stop, "val"),
     }
-    if limit and run.step == run.config.max_iters:
+    if limit and run.step == run.config.max_iters and not run.partial:
         sums["whole"] = sums["val"]
         if limit < len(val_split):
             sums["whole"] = evaluate(run, val_split, 0, stop, "all of val")
@@ -480,13 +482,7 @@ def train_or_evaluate(settings, build_run):
         description.describe(run)
 
     if config.eval_only:
-        is_new = settings.folder is None and config.init_from == "scratch"
-        if is_new and checkpoint.steps(config.out_dir):
-            say("note: these weights are new; --init_from=resume evaluates the run in out_dir")
-        with terminal.explained(run), terminal.counting(run):
-            text = evaluation_text(run)
-        say(text)
-        return Result(0)
+        return evaluate_only(run, settings)
     if run.step >= config.max_iters and (run.step > config.max_iters or not evaluation_due(run)):
         say(f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)")
         rows = run_folder.read_log(Path(config.out_dir) / "log.jsonl", run.step)
@@ -523,14 +519,21 @@ def start_runtime(settings):
     return runtime
 
 
-def evaluation_text(run):
-    """What --eval_only prints: the losses, or the loss of another split that --split names."""
+def evaluate_only(run, settings):
+    """Print the losses, or the loss of another split that --split names. Returns a Result."""
     config = run.config
-    if config.split == "val":
-        return terminal.evaluation_lines(run.score(run))
-    split = run.data.open_split(config.split, run.model.config.block_size)
-    sums = evaluate(run, split, config.eval_tokens, name=config.split)
-    return terminal.split_line(run, split, sums)
+    is_new = settings.folder is None and config.init_from == "scratch"
+    if is_new and checkpoint.steps(config.out_dir):
+        say("note: these weights are new; --init_from=resume evaluates the run in out_dir")
+    with terminal.explained(run), terminal.counting(run):
+        if config.split == "val":
+            text = terminal.evaluation_lines(run.score(run))
+        else:
+            split = run.data.open_split(config.split, run.model.config.block_size)
+            sums = evaluate(run, split, config.eval_tokens, name=config.split)
+            text = terminal.split_line(run, split, sums)
+    say(text)
+    return Result(0)
 
 
 def finish(run, settings, speed):

@@ -180,9 +180,10 @@ def find_ranks():
 
 
 def with_number(device):
-    """A CUDA device with its number, which a thread needs in order to choose it. Other devices stay
-    as they are. With torchrun there is no number, since each rank chooses its own device."""
-    kind, _, number = find_device(device).partition(":")
+    """The device, or for auto the best one. A thread needs the number of a CUDA device in order to
+    choose it; with torchrun there is none, since each rank chooses its own."""
+    device = find_device(device)
+    kind, _, number = device.partition(":")
     if kind != "cuda":
         return device
     return "cuda" if find_ranks()[1] > 1 else f"cuda:{number or 0}"
@@ -225,7 +226,7 @@ def set_up(device, dtype="auto"):
     return its Runtime."""
     rank, world_size = find_ranks()
     chosen = " (the best one here)" if device == "auto" else ""
-    device = find_device(device)
+    device = with_number(device)
     device_reason = f"device {device}{chosen}"
     kind = device.split(":")[0]
     if world_size > 1:

@@ -32,7 +32,7 @@ PEAKS = {
     "4090": 165,
     "3090": 71,
 }
-OTHER_CHIPS = {"Laptop", "MIG", "Ti", "D"}  # words that name another chip, or a part of one
+NOT_THESE_CHIPS = {"Laptop", "MIG", "Ti", "D"}  # with such a word, a name is of another chip
 
 
 def variant_config(run):
@@ -47,7 +47,7 @@ def peak_flops(runtime):
         return None
     words = set(re.split("[^A-Za-z0-9]", torch.cuda.get_device_name(runtime.device)))
     fitting = [peak for name, peak in PEAKS.items() if words.issuperset(name.split())]
-    return fitting[0] * 1e12 if fitting and not words & OTHER_CHIPS else None
+    return fitting[0] * 1e12 if fitting and not words & NOT_THESE_CHIPS else None
 
 
 def peak_speed(run):

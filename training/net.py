@@ -21,7 +21,7 @@ from training.settings import check_base, check_model, say
 # ---------------------------------------------------------------- its configuration and weights
 
 
-def find_weights(settings):
+def check_weights_exist(settings):
     """Raise UserError if a run starts from pretrained weights that are not there."""
     if settings.folder is None and settings.config.init_from != "scratch":
         from weights import hf  # here, since it is rarely needed

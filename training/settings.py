@@ -20,23 +20,27 @@ from common.configurator import (
     PositiveInt,
     Words,
     build,
+    check,
     keys,
     load,
 )
 from common.errors import UserError, speaks
-from common.runtime import find_device, find_ranks, memory_of, with_number
+from common.runtime import find_device, find_ranks, memory_of
 from parts.architectures import ARCH, DROPOUTS, MODEL_KEYS, UNSEEN, changes, configure
 from parts.variant import VariantConfig
 from tokens.data import BITS_OF
 from training.optim import OPTIMIZER, SCHEDULE
 from training.run_folder import LOGGERS
 from weights import checkpoint
+from weights.checks import FOREIGN
 
 DTYPE = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass
 class TrainConfig:
+    """The keys of a run, each with its default. --help prints the comments."""
+
     OFTEN = """
         model dataset out_dir init_from n_layer n_embd block_size batch_size max_iters learning_rate
     """.split()  # first in --help  # noqa: SIM905
@@ -223,17 +227,10 @@ def read_config(argv, usage, own=None, program="train.py"):
     if "," in config.dataset and program != MOVED["data_alpha"]:
         fix = successor(MOVED["data_alpha"], argv)
         raise UserError("this program trains on one dataset", f"dataset={config.dataset}", fix)
-    config.device = with_number(config.device)
     model = model_values(values)
     if folder is not None or init_from == "scratch":
         check_model(model)
-    if config.activation_checkpointing and model.get("norm") == "batchnorm":
-        what = "activation_checkpointing would count each batch twice in batchnorm's running means"
-        fix = "give --activation_checkpointing=False, or choose another norm"
-        raise UserError(what, "norm=batchnorm", fix)
-    if model.get("norm") == "batchnorm" and find_ranks()[1] > 1 and not config.eval_only:
-        what = "each rank would have running means of its own, and only rank 0's are saved"
-        raise UserError(what, "norm=batchnorm", "train in one process, or choose another norm")
+    check_together(given.values, config, model)
     own_values = asdict(build(own, values)) if own else {}
     return Settings(config, model, folder, tokenizer, state, given, own_values, program)
 
@@ -241,6 +238,24 @@ def read_config(argv, usage, own=None, program="train.py"):
 def model_values(values):
     """The values of the model's keys alone."""
     return {key: value for key, value in values.items() if key in MODEL_KEYS}
+
+
+def check_together(given, config, model):
+    """Raise UserError for values that the user gave and that do not go together."""
+    batchnorm = model.get("norm") == "batchnorm"
+    if batchnorm and config.activation_checkpointing:
+        what = "activation_checkpointing would count each batch twice in batchnorm's running means"
+        fix = "give --activation_checkpointing=False, or choose another norm"
+        raise UserError(what, "norm=batchnorm", fix)
+    if batchnorm and find_ranks()[1] > 1 and not config.eval_only:
+        what = "each rank would have running means of its own, and only rank 0's are saved"
+        raise UserError(what, "norm=batchnorm", "train in one process, or choose another norm")
+    if given.get("adam_rate", 1) != 1 and not OPTIMIZER[config.optimizer].takes_matrices_only:
+        what = f"adam_rate has no effect with optimizer={config.optimizer}"
+        raise UserError(what, f"adam_rate={config.adam_rate}", "give 1, or --optimizer=muon")
+    if given.get("init_from") == "resume" and given.get("overwrite"):
+        fix = "give --overwrite=False to go on with the run, or leave out --init_from=resume"
+        raise UserError("a run that is resumed is not overwritten", "overwrite=True", fix)
 
 
 def check_base(values, stored):
@@ -305,6 +320,9 @@ def resume_values(stored, given, folder, own=()):
     they change the losses."""
     gone = (RENAMED.keys() | MOVED.keys()) - {*own}
     stored = {key: value for key, value in stored.items() if key not in gone}
+    for key in ("device", "dtype", "optimizer"):
+        value = stored.setdefault(key, getattr(TrainConfig, key))
+        check(key, value, keys(TrainConfig)[key], f"{folder}/config.json", FOREIGN)
     # A new `auto` keeps the choice that was made when the run began.
     given = {key: v for key, v in given.items() if key not in RESOLVED or v != "auto"}
     now = keep_device(stored, given) | given
@@ -321,14 +339,14 @@ def resume_values(stored, given, folder, own=()):
         what = f"the given architecture is not the stored one: {', '.join(architecture)}"
         fix = "give only --init_from=resume and --out_dir: a config file may set these keys"
         raise UserError(what, folder, fix)
-    check_state(stored, now)
+    check_optimizer_fits(stored, now)
     course = [changed[key] for key in (*COURSE, *own) if key in changed]
     if course and not now.get("eval_only"):
         say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
     return {key: value for key, value in now.items() if key not in ONE_START or key in given}
 
 
-def check_state(stored, now):
+def check_optimizer_fits(stored, now):
     """Raise UserError if the state of the optimizer or of the loss's scale, as the run stored it,
     does not fit the values that it is resumed with."""
     if now["dtype"] == "float16" and stored["dtype"] != "float16":

@@ -36,7 +36,8 @@ def checkpoint_bytes(run):
     tensors = [*run.model.parameters(), *run.model.buffers()]
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
-            tensors += group["params"] * optimizer.moments
+            for _ in range(optimizer.moments):
+                tensors += group["params"]
     return sum(tensor.nbytes for tensor in tensors)
 
 

@@ -24,7 +24,7 @@ import torch
 
 from common.configurator import build, load, print_help
 from common.errors import UserError, run
-from common.runtime import find_device, with_number
+from common.runtime import with_number
 from extras.speed import attention, decode, optimizer, page, race, results, train
 
 MEASUREMENTS = {
@@ -54,7 +54,7 @@ def main(argv):
     name, config = read(argv)
     if name == "page":
         return page.main()
-    device = with_number(find_device(config.device))
+    device = with_number(config.device)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)  # whose memory and name are read
     torch.set_num_threads(getattr(config, "threads", None) or 1)

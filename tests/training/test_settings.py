@@ -30,7 +30,10 @@ def test_a_larger_gpu_takes_the_same_tokens_in_fewer_passes(name, monkeypatch):
         assert config.batch_size * config.gradient_accumulation_steps == 480
         assert config.gradient_accumulation_steps % 8 == 0  # each of 8 GPUs does as many
         passes.append(config.gradient_accumulation_steps)
-        assert torch.device(config.device).index == 0  # without one, torch.cuda.set_device fails
+        monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda word: None)
+        made = runtime.set_up(config.device, "float32")  # without a number, set_device fails
+        assert made.reasons["device"] == f"device {made.device} (the best one here)"
+        assert made.device == "cuda:0"
     assert passes == [40, 16, 8]
     for key, value in dict(RANK=0, WORLD_SIZE=2, MASTER_ADDR="", MASTER_PORT=1).items():
         monkeypatch.setenv(key, str(value))
@@ -106,7 +109,7 @@ def test_a_run_of_another_machine_goes_on_with_the_device_there_is(
     assert "warning: device mps -> cpu, compile True -> auto: the run" in capsys.readouterr().out
     assert "no Metal device" in message(train.read_config, [*resume, "--device=mps"], "")
     monkeypatch.setattr(settings, "find_device", lambda device: device)
-    settings.resume_values(stored[1] | {"device": "cuda:1"}, {"device": "cuda"}, None)
+    settings.resume_values(stored[1] | {"device": "cuda:1"}, {"device": "cuda"}, tmp_path)
     assert not capsys.readouterr().out  # the same kind
 
 
@@ -132,6 +135,7 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
         assert re.search(f"architecture.*{words}", said)
     assert "dtype=float16" in message(resume, "run", "--max_iters=6 --dtype=float16")
     assert "optimizer=muon" in message(resume, "run", "--max_iters=6 --optimizer=muon")
+    assert "overwrite=True" in message(resume, "run", "--max_iters=6 --overwrite")
     others = """model arch match optimizer init_from out_dir overwrite data_dir dataset
         allow_data_change eval_interval log_interval log eval_only split parallel
         activation_checkpointing"""
@@ -181,6 +185,7 @@ def test_another_vocabulary_is_never_trained_into(data_dir, start, resume, tmp_p
         (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
         (["--norm=batchnorm", "--activation_checkpointing", "--max_iters=1"], "norm=batchnorm"),
         (["--out_dir="], "out_dir is empty"),
+        (["--adam_rate=0.5"], "adam_rate has no effect with optimizer=adamw"),
         (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
         (["--device=tpu"], "unknown device tpu"),
         (["--dataset=nowhere"], "prepare.py nowhere"),

@@ -374,9 +374,14 @@ def test_a_run_goes_on_from_the_weights_of_another_with_fewer_positions(start, t
     assert after[0] == (0, pytest.approx(before[-1][1], abs=1e-5))
 
 
-def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path):
+def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path, capsys):
     run = arguments(data_dir, tmp_path / "run", "--max_iters=4", "--eval_interval=2")
     parts = [row for row in train.main([*run, "--eval_tokens=100"]).rows if "val_loss" in row]
+    for more, is_whole in ([], True), (["--eval_tokens=50"], False):
+        capsys.readouterr()
+        resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--eval_only", *more]
+        assert not train.main(resume).status
+        assert ("on the whole split" in capsys.readouterr().out) == is_whole
     later = train.main([*run, "--init_from=resume", "--eval_tokens=0"])  # a best loss of its own
     run.append(f"--out_dir={tmp_path / 'all'}")
     whole = [row for row in train.main(run).rows if "val_loss" in row]
