@@ -29,7 +29,7 @@ from parts.architectures import ARCH, UNSEEN, without_effect
 from weights.card import model_card
 from weights.checkpoint import open_run
 from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS, usual_sizes
-from weights.hf import DEFAULTS, expert_names, rows, understand
+from weights.hf import DEFAULTS, expert_names, tensor_rows, understand
 from weights.tokenizers import to_tokenizer_json
 
 # ---------------------------------------------------------------- ours to theirs
@@ -67,7 +67,7 @@ def fill_in(values):
         values[key] = values[key] or size
 
 
-def describe(kind, v):
+def their_config(kind, v):
     """A family's config.json for our values v, as far as the family can express them."""
     family = FAMILIES[kind]
     config = {"model_type": kind, "architectures": [family.architecture]}
@@ -121,7 +121,7 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     tensors, as one of the families `kinds`. A family can express the model if the family's
     configuration, read back, gives ours. Raises UserError that names the parts no family has."""
     v, effective = complete(word, values, tensors)
-    configs = {kind: describe(kind, v) for kind in kinds}
+    configs = {kind: their_config(kind, v) for kind in kinds}
     lost = {kind: lost_values(config, v, effective) for kind, config in configs.items()}
     # LlamaConfig refuses heads that do not divide n_embd; MistralConfig, else the same, does not.
     uneven = v["n_embd"] % v["n_head"] > 0
@@ -139,7 +139,7 @@ def their_tensors(kind, v, expected, tensors):
     """{their name: tensor} for our tensors. v: our values. expected: our values of a model with all
     tensors that the family's configuration implies."""
     theirs = {}
-    for name, ours, layout in rows(FAMILIES[kind], expected):
+    for name, ours, layout in tensor_rows(FAMILIES[kind], expected):
         if ours == ["lm_head.weight"] and v["tie_embeddings"]:
             continue
         parts = []

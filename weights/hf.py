@@ -3,7 +3,6 @@ Read models in Hugging Face's format into ours:
 
     python sample.py --init_from=gpt2-medium --start="To be"
     python train.py config/finetune_shakespeare.py --init_from=FOLDER     # or owner/name
-    python prepare.py more --input=TEXT --tokenizer=RUN  # of a run folder of ours
 
 families.py holds a table of theirs and ours for each family. A model that our code would compute
 differently is refused. Only safetensors are read: unpickling a .bin or .pt file can run any code.
@@ -30,8 +29,7 @@ from weights.checks import check_fit, check_vocabulary, first_three, misfits, re
 from weights.families import FAMILIES, NEOX, ROPE_NUMBERS, ROPE_READS
 from weights.tokenizers import read_marks
 
-GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-HUB = {name: f"openai-community/{name}" for name in GPT2_SIZES}
+HUB = {f"gpt2{size}": f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")}
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"]
 TOKENIZER += ["chat_template.jinja"]
 INDEX = "model.safetensors.index.json"
@@ -198,7 +196,7 @@ def split(family, values, stored, where):
         left[wte] = left.pop(head)  # a tied matrix may be stored under either name
     weights = {}
     missing = []
-    for theirs, ours, layout in rows(family, values):
+    for theirs, ours, layout in tensor_rows(family, values):
         names = expert_names(theirs, values)
         if left.keys() >= set(names):
             tensors = [left.pop(name) for name in names]
@@ -231,7 +229,7 @@ def with_prefix(family, stored):
     return tensors
 
 
-def rows(family, values):
+def tensor_rows(family, values):
     """(theirs, [ours], layout) of every tensor, with layer numbers and suffixes filled in. A * in
     theirs stands for the number of each expert."""
     complete = []
@@ -318,11 +316,13 @@ def read_folder(folder):
             tensors[name] = tensor
             places[name] = path.name
     if not tensors:
-        what = "this folder has no *.safetensors file"
+        what, fix = "this folder has no *.safetensors file", "get the model as safetensors"
+        if "max_iters" in config:  # train.py wrote it
+            what, fix = "this run has no checkpoint", "choose another, or train it until it saves"
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
         if pickles:
             what = f"{first_three(pickles)} would need unpickling, which can run any code"
-        raise UserError(what, folder, "get the model as safetensors")
+        raise UserError(what, folder, fix)
     return config, tensors
 
 

@@ -15,7 +15,7 @@ class Key(NamedTuple):
     """A key of theirs that has one of ours."""
 
     name: str
-    default: object = int  # what absence means; a type: the key is required; None: as in ours
+    default: object = int  # if the key is absent. A type: it must be there. None: ours
     words: dict | None = None  # {our word: their words, the first is the one we write}
 
 

@@ -215,6 +215,11 @@ def move_into(folder, inner):
     (folder / CONFIG).unlink()
 
 
+def as_a_run(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / CONFIG).write_text('{"max_iters": 5}')
+
+
 def with_others_without_index(folder):
     (folder / INDEX).unlink()
     shutil.copy(second(folder), folder / "model-00001-of-00099.safetensors")
@@ -233,6 +238,7 @@ INDEX = "model.safetensors.index.json"
         ("single", lambda f: truncate(f / WEIGHTS), WEIGHTS),
         ("single", lambda f: (f / WEIGHTS).rename(f / "model.pt"), "model.pt would need unpickl"),
         ("single", lambda f: (f / WEIGHTS).unlink(), "no .*safetensors"),
+        ("single", as_a_run, "this run has no checkpoint"),
         ("single", lambda f: replace_by_pipe(f / CONFIG), "it is a pipe or a device"),
         ("single", lambda f: replace_by_pipe(f / WEIGHTS), f"it is a pipe or a device.*{WEIGHTS}"),
         ("shards", lambda f: truncate(second(f)), "model-00002-of"),
