@@ -190,9 +190,8 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
 
 
 def load_state(run, folder):
-    """Load what a checkpoint holds besides the weights, which make_model has loaded: the state of
-    the optimizers and of the scaler, and the tensors of the loss, whose names begin with REFERENCE
-    (our loss has none)."""
+    """Load what a checkpoint holds besides the weights: the state of the optimizers and the scaler,
+    and the tensors of the loss, whose names begin with REFERENCE (our loss has none)."""
     moments = checkpoint.optimizer_tensors(folder)
     for name in [name for name in moments if name.startswith(checkpoint.REFERENCE)]:
         own = name.removeprefix(checkpoint.REFERENCE)
@@ -223,9 +222,8 @@ def train_step(run):
         all_targets = ranks.all_reduce_sum(own_targets, runtime)
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
-    # micro-batch. Each micro-batch gives the mean loss of its own targets. In the mean over all
-    # targets it counts n_targets / all_targets, times world_size, since the ranks are averaged. We
-    # divide by the inverse: without masks that is a whole number, and nothing is rounded.
+    # micro-batch. The mean loss of a micro-batch counts n_targets / all_targets, times world_size,
+    # since DDP divides by the ranks. We divide by the inverse: a whole number, without masks.
     loss_sum = torch.zeros((), device=runtime.device)
     run.changing = run.has_running_means  # a forward pass changes the means of batchnorm
     for number, inputs, n_targets in micro_batches:
@@ -522,8 +520,7 @@ def start_runtime(settings):
 def evaluate_only(run, settings):
     """Print the losses, or the loss of another split that --split names. Returns a Result."""
     config = run.config
-    is_new = settings.folder is None and config.init_from == "scratch"
-    if is_new and checkpoint.steps(config.out_dir):
+    if not settings.folder and config.init_from == "scratch" and checkpoint.steps(config.out_dir):
         say("note: these weights are new; --init_from=resume evaluates the run in out_dir")
     with terminal.explained(run), terminal.counting(run):
         if config.split == "val":
