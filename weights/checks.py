@@ -22,14 +22,15 @@ FORMAT = 1  # version of the checkpoint folder; raised when older code can no lo
 FOREIGN = "choose another checkpoint: train.py did not write this one"
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
 # What the config.json of a run holds beside the keys of its model. Only earlier versions wrote the
-# last line. The entry own_keys names the keys that only its program has. Any other key may be a
-# part of the model that this code does not know.
+# last two lines. The entry own_keys names the keys that only its program has. Any other key may be
+# a part of the model that this code does not know.
 RUN_KEYS = """
     activation_checkpointing adam_rate allow_data_change batch_size beta1 beta2 compile data_dir
     data_seed dataset device dtype eval_interval eval_only eval_tokens grad_clip
     gradient_accumulation_steps init_from learning_rate log log_interval lr_decay_iters match
     max_iters min_lr optimizer out_dir overwrite parallel schedule seed split versions warmup_iters
     weight_decay own_keys
+    check data_alpha data_weights doctor dpo_beta dry_run objective
     wandb_log wandb_project wandb_run_name
 """.split()  # noqa: SIM905
 
