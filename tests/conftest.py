@@ -25,23 +25,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's backgroun
 
 @pytest.fixture(autouse=True)
 def own_state():
-    """Forget earlier warnings, and restore the signal handlers that a StopRequest replaces."""
+    """Forget earlier warnings, and restore the signal handlers that a StopRequest replaces and the
+    step that helpers.runs.stop_after replaces."""
+    import train
     from common import files
 
     files.warned.clear()
+    train_step = train.train_step
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    train.train_step = train_step
 
 
 @pytest.fixture(autouse=True, scope="session")
 def short_end():
-    """Runs draw an empty picture and write no sample: both take longer than their few steps."""
+    """Runs draw an empty picture and write no sample: both take longer than their few steps. They
+    begin in the root of the repo."""
     import sample
     from training import run_folder
 
+    os.chdir(ROOT)  # not at the import, as pytest has still to find the paths of its arguments
     real = (run_folder.curves, sample.write_sample)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_folder, "curves", lambda *_: Figure((1, 1)))
