@@ -2,13 +2,10 @@
 
 import json
 import os
-import signal
 
-import pytest
 import torch
 
 from helpers.models import random_weights, tokens
-from helpers.texts import message
 from parts.architectures import configure, make
 
 IDX = tokens(3, 33, vocab=999)
@@ -45,13 +42,3 @@ def replace_by_pipe(path):
     """By a pipe that nobody writes to."""
     path.unlink()
     os.mkfifo(path)
-
-
-def refused(call, *args):
-    """The one line of a UserError that comes within seconds."""
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
-    signal.alarm(20)
-    try:
-        return message(call, *args)
-    finally:
-        signal.alarm(0)

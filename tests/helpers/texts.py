@@ -1,6 +1,7 @@
 """Tokenizers and texts that need no network."""
 
 import base64
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,14 @@ def tiny_bpe():
 
 
 def message(function, *args):
-    """The UserError of a call, which must be one line."""
-    with pytest.raises(UserError) as caught:
-        function(*args)
+    """The UserError of a call, which must be one line and come within a minute."""
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
+    signal.alarm(60)
+    try:
+        with pytest.raises(UserError) as caught:
+            function(*args)
+    finally:
+        signal.alarm(0)
     assert "\n" not in str(caught.value) and caught.value.status == 2
     return str(caught.value)
 

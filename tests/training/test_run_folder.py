@@ -17,8 +17,8 @@ import train
 from common import files
 from common.errors import Failure
 from helpers.checkpoints import copy_run, prepare_words, resume
-from helpers.formats import refused
 from helpers.runs import arguments, losses, made, new_run, same_runs
+from helpers.texts import message
 from training import optim, run_folder, terminal
 from training.settings import TrainConfig
 from training.terminal import RunLog
@@ -27,7 +27,7 @@ from weights import checkpoint
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 300, "\ud800"])
 def test_a_name_that_no_folder_can_have(tmp_path, name):
-    assert "choose another" in refused(run_folder.open_out_dir, tmp_path / name)
+    assert "choose another" in message(run_folder.open_out_dir, tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
@@ -43,7 +43,7 @@ def test_a_lock_file_of_another_user(tmp_path, monkeypatch):
     (tmp_path / "lock").touch()
     denied = PermissionError(errno.EACCES, "Permission denied")
     monkeypatch.setattr(files, "lock", Mock(side_effect=denied))
-    said = refused(run_folder.check_out_dir, tmp_path)
+    said = message(run_folder.check_out_dir, tmp_path)
     assert f"cannot lock this folder: Permission denied (out_dir={tmp_path})" in said
 
 
@@ -100,7 +100,7 @@ def test_what_is_removed_while_it_trains_is_made_again(data_dir, tmp_path, capsy
     """With all rows of the log, and a lock that holds."""
     out = tmp_path / "A"
     seen = []
-    seen_locked = lambda: seen.append(refused(run_folder.check_out_dir, out, True))
+    seen_locked = lambda: seen.append(message(run_folder.check_out_dir, out, True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "save", lambda *_, real=train.save: [real(*_), seen_locked()])
         train_on(data_dir, out, lambda: files.remove(out / name))
@@ -125,11 +125,11 @@ def test_nothing_is_written_through_a_link(data_dir, tmp_path):
     assert not any((out / name).is_symlink() for name in linked)
     files.remove(out / "ckpt")
     (out / "ckpt").touch()
-    assert f"this is not a folder ({out}/ckpt)" in refused(run_folder.open_out_dir, out, True)
+    assert f"this is not a folder ({out}/ckpt)" in message(run_folder.open_out_dir, out, True)
     for name in ("lock", "ckpt", "tensorboard"):
         files.remove(out / name)
         (out / name).symlink_to(mine if name == "lock" else mine.parent)
-        said = refused(run_folder.open_out_dir, out, True)
+        said = message(run_folder.open_out_dir, out, True)
         assert re.search(f"this is a symlink.*{out / name}", said)
         (out / name).unlink()
     (out / "rows.jsonl").symlink_to(mine)

@@ -15,7 +15,8 @@ import sample
 from common import files
 from common.errors import Failure, UserError
 from helpers.checkpoints import FORMAT_1, copy_as, resume
-from helpers.formats import refused, replace_by_pipe
+from helpers.formats import replace_by_pipe
+from helpers.texts import message
 from training import run_folder
 from weights import checkpoint, export
 
@@ -55,7 +56,7 @@ def test_format_1_resumes(out, data_dir):
 @pytest.mark.parametrize("name", ["model.safetensors", "checksums.json"])
 def test_a_pipe_in_a_checkpoint_does_not_hang(out, name):
     replace_by_pipe(out / "ckpt" / "000020" / name)
-    assert "not whole: " in refused(checkpoint.open_run, out)
+    assert "not whole: " in message(checkpoint.open_run, out)
 
 
 def test_killed_while_an_old_checkpoint_is_removed(out, monkeypatch):

@@ -13,7 +13,7 @@ import train
 from common.configurator import keys
 from common.errors import Failure
 from helpers.checkpoints import edit_json, reseal, resume
-from helpers.formats import refused
+from helpers.texts import message
 from parts.architectures import ARCH, MODEL_KEYS, configure, make
 from training.settings import TrainConfig
 from weights import checkpoint, checks
@@ -107,8 +107,8 @@ def test_a_crafted_checkpoint_is_refused(out, data_dir, tmp_path, monkeypatch, s
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     sampled = [lambda: checkpoint.open_run(out)] * ((spoil, words) in SPOILT)
     for read in [lambda: resume(out, data_dir), *sampled]:
-        message = refused(read)
-        assert re.search(words, message) and str(folder) in message and len(message) < 600
+        said = message(read)
+        assert re.search(words, said) and str(folder) in said and len(said) < 600
     files = [path for path in out.rglob("*") if path.is_file() and path.name != "lock"]
     assert {path: path.read_bytes() for path in files} == before
     assert not Path("exploded").exists()
@@ -118,9 +118,9 @@ def test_a_crafted_checkpoint_is_refused(out, data_dir, tmp_path, monkeypatch, s
 def test_checksums_are_of_the_own_files_alone(out, sums):
     folder = checkpoint.find(out)
     (folder / "checksums.json").write_text(sums)
-    message = refused(checkpoint.open_run, out)
-    assert str(folder) in message and ("latest" in message) == ("latest" in sums)
-    assert "sha256" not in message, "nothing else is read"
+    said = message(checkpoint.open_run, out)
+    assert str(folder) in said and ("latest" in said) == ("latest" in sums)
+    assert "sha256" not in said, "nothing else is read"
 
 
 def test_a_program_may_have_keys_of_its_own(out):
@@ -142,7 +142,7 @@ def test_what_does_not_fit_into_memory_is_one_line_before_it_is_made(out, data_d
     with pytest.raises(Failure, match="out of memory: .*choose a smaller model"):
         train.main([*where, "--n_embd=4"])
     assert not train.main([*where, "--n_embd=4", "--eval_only"]).status  # it has no gradients
-    assert "no model has these sizes" in refused(train.main, [*where, "--n_embd=1000000000000000"])
+    assert "no model has these sizes" in message(train.main, [*where, "--n_embd=1000000000000000"])
     monkeypatch.setattr(checks, "memory_here", lambda: 4 * 1127)
     with pytest.raises(Failure, match="out of memory: 1,128 parameters"):
         checkpoint.open_run(out)
@@ -152,9 +152,9 @@ def test_a_tokenizer_that_does_not_fit_is_named_by_its_file(out):
     folder = checkpoint.find(out)
     edit_json("tokenizer", lambda content: content | {"chars": content["chars"] + "xyz"})(folder)
     reseal(folder)
-    message = refused(checkpoint.open_run, out)
-    assert "tokenizer has 20 tokens, the model 17 " in message
-    assert str(folder / "tokenizer.json") in message
+    said = message(checkpoint.open_run, out)
+    assert "tokenizer has 20 tokens, the model 17 " in said
+    assert str(folder / "tokenizer.json") in said
 
 
 @pytest.mark.parametrize("values", [{"arch": arch} for arch in ARCH] + [{"norm": "batchnorm"}])

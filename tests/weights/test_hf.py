@@ -19,7 +19,8 @@ import torch
 from common.errors import UserError
 from helpers.bpe import bpe
 from helpers.families import CASES, IDX, THETA, ours, theirs
-from helpers.formats import difference, parts, refused, replace_by_pipe
+from helpers.formats import difference, parts, replace_by_pipe
+from helpers.texts import message
 from model_llama import MLP, LlamaConfig
 from weights import hf, tokenizers
 from weights.families import FAMILIES
@@ -90,7 +91,7 @@ def test_limits_of_mamba2_as_transformers_4_writes_them(tmp_path):
     ids = hf.load_tokenizer(folder).encode("the king")
     assert ids.tolist() == bpe().encode("the king").tolist()
     folder = save(tmp_path, config | {"layer_norm_epsilon": math.inf}, tensors)
-    assert "layer_norm_epsilon cannot be inf" in refused(load_pretrained, folder)
+    assert "layer_norm_epsilon cannot be inf" in message(load_pretrained, folder)
 
 
 @pytest.mark.parametrize("n_embd", [2, 14, 84, 4096, 5120, 8192])
@@ -173,17 +174,17 @@ def test_what_is_refused(kind):
     read = [(key, wrong[key]) for key in wrong if key not in ("rope_type", "factor")]
     for key, value, *instead in [*read, *REFUSED.get(kind, [])]:
         inner = {"rope_parameters": rope | {key: value}} if key in wrong else {}
-        message = refused(to_ours, config | inner | {key: value}, tensors)
+        said = message(to_ours, config | inner | {key: value}, tensors)
         named = (instead or [family.in_rope.get(key, key)])[0]
-        assert named in message and "config.json" in message and len(message) < 400
+        assert named in said and "config.json" in said and len(said) < 400
     name = next((name for name in tensors if "norm" in name or "ln_" in name), "lm_head.weight")
     without = {other: t for other, t in tensors.items() if other != name}
-    assert f"no tensor {name}" in refused(to_ours, config, without)
-    assert "no place for" in refused(to_ours, config, tensors | {"extra": torch.ones(1)})
+    assert f"no tensor {name}" in message(to_ours, config, without)
+    assert "no place for" in message(to_ours, config, tensors | {"extra": torch.ones(1)})
     first = next(name for name in tensors if "0" in name and name.endswith("weight"))
     for shape in ((), (3, 3, 3), (35, 2)):
-        message = refused(to_ours, config, tensors | {first: torch.ones(shape)})
-        assert "shape that does not fit" in message or f"is {shape}" in message
+        said = message(to_ours, config, tensors | {first: torch.ones(shape)})
+        assert "shape that does not fit" in said or f"is {shape}" in said
 
 
 # ---------------------------------------------------------------- files that are damaged
@@ -251,7 +252,7 @@ INDEX = "model.safetensors.index.json"
 def test_a_damaged_folder(saved, kind, damage, words, tmp_path):
     folder = shutil.copytree(saved / kind, tmp_path / "copy")
     damage(folder)
-    assert re.search(words, refused(load_pretrained, str(folder)))
+    assert re.search(words, message(load_pretrained, str(folder)))
 
 
 def test_the_index_decides_which_shards_belong_to_the_model(saved, tmp_path):
@@ -287,16 +288,16 @@ def test_names_that_ask_no_network(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(os.path, "expanduser", lambda name: name)  # its answer without a home
     monkeypatch.chdir(tmp_path)
     for name in ("gtp2", "/no/such/folder", "a/b/c", "~/nothing", "n" * 300):
-        message = refused(load_pretrained, name)
-        assert "gpt2-medium" in message and f"init_from={name}" in message
+        said = message(load_pretrained, name)
+        assert "gpt2-medium" in said and f"init_from={name}" in said
     (tmp_path / "weights.safetensors").write_bytes(b"")
-    assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
+    assert "not a folder" in message(load_pretrained, str(tmp_path / "weights.safetensors"))
     for name in ("meta.json", "train.bin"):
         (tmp_path / name).touch()
-    assert "a dataset, not a model" in refused(hf.load_tokenizer, str(tmp_path), "--tokenizer")
+    assert "a dataset, not a model" in message(hf.load_tokenizer, str(tmp_path), "--tokenizer")
     shutil.copytree(saved / "single", "gpt2")  # a folder comes first, as in transformers
     assert load_pretrained("gpt2")[0] == "llama"
-    assert "tokenizer.json): write it with transformers" in refused(hf.load_tokenizer, "gpt2")
+    assert "tokenizer.json): write it with transformers" in message(hf.load_tokenizer, "gpt2")
 
 
 def test_the_hub_out_of_reach(monkeypatch, tmp_path):
@@ -307,8 +308,8 @@ def test_the_hub_out_of_reach(monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=unreachable))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    message = refused(load_pretrained, "some-body/llama-not-there")
-    assert "huggingface.co/some-body/llama-not-there" in message and "give its folder" in message
+    said = message(load_pretrained, "some-body/llama-not-there")
+    assert "huggingface.co/some-body/llama-not-there" in said and "give its folder" in said
 
 
 def test_the_hub(saved, monkeypatch, tmp_path):

@@ -6,7 +6,8 @@ import random
 import pytest
 
 from helpers.bpe import WORDS, bpe
-from helpers.formats import refused, small_model
+from helpers.formats import small_model
+from helpers.texts import message
 from tokens.tokenizer import GPT4, ByteTokenizer, CharTokenizer, train_bpe
 from weights import hf, tokenizers
 from weights.export import to_hf, write_folder
@@ -84,13 +85,13 @@ def test_a_garbled_tokenizer_json(damage, tmp_path):
     content = tokenizers.to_tokenizer_json(bpe().to_json())
     damage(content)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    message = refused(hf.load_tokenizer, str(tmp_path))
-    assert "garbled" in message and "tokenizer.json" in message
+    said = message(hf.load_tokenizer, str(tmp_path))
+    assert "garbled" in said and "tokenizer.json" in said
 
 
 def test_more_tokens_than_the_model_has(tmp_path):
     tokenizer = bpe()
     folder = saved(tmp_path / "hf", small_model("llama", tokenizer.vocab_size - 1), tokenizer)
-    message = refused(hf.open_pretrained, str(folder))
+    said = message(hf.open_pretrained, str(folder))
     counts = f"{tokenizer.vocab_size} tokens, the model {tokenizer.vocab_size - 1}"
-    assert counts in message and str(folder) in message
+    assert counts in said and str(folder) in said
