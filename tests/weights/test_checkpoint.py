@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import safetensors.torch
 
 import sample
 from common import files
@@ -59,38 +60,54 @@ def test_a_pipe_in_a_checkpoint_does_not_hang(out, name):
     assert "not whole: " in message(checkpoint.open_run, out)
 
 
-def test_killed_while_an_old_checkpoint_is_removed(out, monkeypatch):
-    """What bears a step's name is whole at every instant."""
-    for step in (30, 40):
-        copy_as(out, step)
+def killed(after, action):
+    """The exit status of a forked child that dies before its step of writing number `after`."""
+    left = [after]
 
-    def die(path, **more):
-        os.unlink(Path(path) / "config.json")
-        raise KeyboardInterrupt
+    def dying(function):
+        def wrapped(*args, **options):
+            left[0] -= 1
+            if left[0] == -1:
+                os._exit(9)
+            return function(*args, **options)
 
-    monkeypatch.setattr(shutil, "rmtree", die)
-    with pytest.raises(KeyboardInterrupt):
-        save(out, 50, best_step=50)
-    monkeypatch.undo()
-    folders = checkpoint.checkpoints(out)
-    assert 50 in folders and not any(map(checkpoint.flaw, folders.values()))
+        return wrapped
+
+    child = os.fork()
+    if child == 0:
+        try:
+            steps = [(os, name) for name in ("mkdir", "rename", "replace", "unlink", "rmdir")]
+            for owner, name in [*steps, (safetensors.torch, "save_file"), (Path, "write_text")]:
+                setattr(owner, name, dying(getattr(owner, name)))
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)  # whatever fails must not go on as a second pytest
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_killed_before_the_file_best_was_written(out, monkeypatch):
-    real = files.write
-
-    def die(path, data):
-        if path.name == "best":
-            raise KeyboardInterrupt
-        real(path, data)
-
-    monkeypatch.setattr(files, "write", die)
-    with pytest.raises(KeyboardInterrupt):
-        save(out, 40, best_step=40)
-    monkeypatch.undo()
-    assert (out / "best").read_text() == "20\n" and checkpoint.find(out, "best").name == "000040"
-    save(out, 60, best=False, best_step=40)
-    assert (out / "best").read_text() == "40\n" and checkpoint.steps(out) == [40, 60]
+@pytest.mark.parametrize("step", [40, 50])  # one that is there, and a new one
+def test_killed_at_any_moment_of_a_save(out, tmp_path, step, monkeypatch):
+    """What bears a step's name is whole, and is the best or not as its own state says."""
+    monkeypatch.setattr(files, "sync", lambda path: None)
+    for other in (30, 40):
+        copy_as(out, other)
+    bests = set()
+    for after in range(100):
+        copy = shutil.copytree(out, tmp_path / f"{after}")
+        status = killed(after, lambda: save(copy, step, best_step=step))
+        folders = checkpoint.checkpoints(copy)
+        newest = max(folders)
+        assert newest >= 40 and not any(map(checkpoint.flaw, folders.values()))
+        best = json.loads((folders[newest] / "state.json").read_text())["best_step"]
+        assert checkpoint.step_of(checkpoint.find(copy, "best")) == best
+        bests.add(best)
+        save(copy, 60, best=False, best_step=best)
+        assert names(copy / "ckpt") == [f"{each:06d}" for each in sorted({best, newest, 60})]
+        assert (copy / "best").read_text() == f"{best}\n"
+        if status == 0:
+            break
+    assert status == 0 and after > 12 and bests == {20, step}
 
 
 def test_a_best_step_that_was_not_saved(out):
