@@ -26,10 +26,7 @@ CORNERS = {
         model="llama", n_kv_head=2, tie_embeddings=True, multiple_of=64
     ),  # 128 wide: a row that int8's kernel takes
 }
-VARIANTS = {"mistral": dict(arch="mistral", window=8, multiple_of=8)}
-OTHERS = ("olmo2", "bloom", "gpt-neox")
-VARIANTS |= {name: dict(arch=name, multiple_of=8) for name in OTHERS}
-MODELS = CORNERS | VARIANTS
+MODELS = CORNERS | {"mistral": dict(arch="mistral", window=8, multiple_of=8)}
 IDS = torch.tensor([ord(c) - 96 if c != " " else 0 for c in TEXT * 40])
 
 
@@ -187,13 +184,10 @@ def test_what_fewer_bytes_cost(corner, dtype, most):
     assert len(seen) == 30 and abs(torch.stack(losses).mean() - together) < 5 * most
 
 
-@pytest.mark.parametrize(
-    "name", ["mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
-def test_int8_holds_a_quarter_in_every_matrix_of_a_variant(name):
-    made, _ = prepare(copy.deepcopy(trained(name)), "int8")
+def test_int8_holds_a_quarter_in_every_matrix_of_a_variant():
+    made, _ = prepare(copy.deepcopy(trained("mistral")), "int8")
     check_all_is_int8(made)
-    assert abs(loss(made) - loss(trained(name))) < 0.02
+    assert abs(loss(made) - loss(trained("mistral"))) < 0.02
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

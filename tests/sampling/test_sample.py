@@ -25,7 +25,7 @@ from sampling.settings import SampleConfig
 from weights.checkpoint import open_run
 
 
-@pytest.fixture(scope="session", params=["gpt2", "llama"])
+@pytest.fixture(scope="session", params=["llama"])
 def out_dir(request, tmp_path_factory):
     """A run folder, whose data are gone, and whose text depends on its prompt: words that are
     spelled again and again."""
@@ -39,6 +39,9 @@ def out_dir(request, tmp_path_factory):
     train.main(arguments(folder, folder / "run", *more))
     shutil.rmtree(folder / "words")
     return folder / "run"
+
+
+both_models = pytest.mark.parametrize("out_dir", ["llama", "gpt2"], indirect=True)
 
 
 def run(out_dir, *flags, **keys):
@@ -61,6 +64,7 @@ RULE = "---------------\n"
 # ---------------------------------------------------------------- the text
 
 
+@both_models
 def test_greedy_text_is_the_language(out_dir, tmp_path, capsys):
     run(out_dir, start="shall sp", max_new_tokens=10, **GREEDY)
     assert capsys.readouterr().out.startswith("shall speak no mor")
@@ -69,7 +73,6 @@ def test_greedy_text_is_the_language(out_dir, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("of rome ")
 
 
-@pytest.mark.parametrize("out_dir", ["llama"], indirect=True)
 def test_writing_imports_little(out_dir):
     """The compiler's modules take about as long to import as the rest of torch."""
     program = "import sys, sample; sample.main(sys.argv[1:]); print('modules:', *sys.modules)"
@@ -81,6 +84,7 @@ def test_writing_imports_little(out_dir):
     assert not imported & {"torch._inductor", "sympy", "matplotlib", "rich", "extras"}
 
 
+@both_models
 def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
     """How many tokens the model reads, step by step, beyond its context of 16. Only LLaMA has a
     longer one."""
@@ -210,6 +214,7 @@ def test_mistakes(out_dir, more, words, capsys, monkeypatch):
 # ---------------------------------------------------------------- many prompts, programs, stop
 
 
+@both_models
 def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
     """In a ragged batch, past the context, each text is that of its prompt alone."""
     starts, alone = ["the king of rome shall ", "shall", "", "the king"], []
