@@ -1,8 +1,6 @@
 """README.md, docs/ and bench/README.md: their commands are accepted, their files exist, the README
 stays short."""
 
-import contextlib
-import io
 import re
 import shlex
 import shutil
@@ -173,14 +171,3 @@ def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         forge = target.startswith(("http", "../../actions/", "../../deployments/"))
         assert forge or (page.parent / target).exists(), target
-
-
-def test_the_table_of_words_is_the_catalogues():
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        costs.main(["--table"])
-    page = (ROOT / "docs/parts.md").read_text(encoding="utf-8")
-    old = [line for line in printed.getvalue().splitlines() if line not in page]
-    assert printed.getvalue().strip() in page, (
-        f"docs/parts.md lacks {old}: paste what `python -m parts.costs --table` prints"
-    )

@@ -4,8 +4,6 @@ import json
 import math
 import re
 import shutil
-from collections import defaultdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -218,38 +216,3 @@ def test_preferences_refuse_experts_whose_loads_nobody_balances(word):
 def test_the_example_can_be_prepared(tmp_path):
     meta = prepare("exclaim", "docs/examples/preferences.jsonl", "byte", str(tmp_path))
     assert [entry["preferences"] for entry in meta["splits"].values()] == [41, 5, 2]
-
-
-def test_the_loss_is_that_of_trl(monkeypatch):
-    """trl's own code and ours, on the same log-probabilities of answers, in float64."""
-    pytest.importorskip("trl", minversion="1.16", reason="needs trl")
-    from trl import DPOTrainer
-
-    torch.manual_seed(0)
-    n, T = 64, 5  # preferences, tokens of an answer
-    tokens = 3 * torch.randn(2, 2 * n, T, dtype=torch.float64)  # log-probabilities: ours, reference
-    ours, reference = tokens.sum(2)  # of answers: n chosen, then n rejected
-    zeros, words = torch.zeros(2 * n, T, dtype=torch.float64), torch.zeros(2 * n, T + 1).long()
-    others = dict(entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
-    outputs, same = SimpleNamespace(log_probs=tokens[0], **others), lambda x: x
-    trainer = SimpleNamespace(
-        model=SimpleNamespace(training=False),
-        accelerator=SimpleNamespace(device="cpu", gather=same, gather_for_metrics=same),
-        **dict(beta=BETA, loss_types=["sigmoid"], loss_weights=[1.0], label_smoothing=0.0),
-        **dict(f_divergence_type="reverse_kl", ld_alpha=None, use_weighting=False),
-        **dict(precompute_ref_logps=True, aux_loss_enabled=False, _total_train_tokens=0),
-        _metrics=defaultdict(lambda: defaultdict(list)),
-    )
-    inputs = {"input_ids": words, "attention_mask": words + 1, "completion_mask": words + 1}
-    inputs |= dict(zip(("ref_chosen_logps", "ref_rejected_logps"), reference.chunk(2), strict=True))
-    theirs = DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)
-    metrics = trainer._metrics["eval"]
-
-    order = torch.arange(2 * n).view(2, n).T.flatten()  # chosen, rejected, chosen, ...
-    monkeypatch.setattr(preferences, "log_probabilities", lambda *_: ours[order])
-    loss = preferences.PreferenceLoss(None, BETA)
-    found, right, margins = loss(None, words[order], reference[order], measured=True).tolist()
-    assert abs(found - theirs.item()) < 1e-12 and found > 0.5
-    assert 0 < right / n < 1
-    assert right / n == pytest.approx(metrics["rewards/accuracies"][0], abs=1e-7)  # theirs: float32
-    assert margins / n == pytest.approx(metrics["rewards/margins"][0], abs=1e-12)

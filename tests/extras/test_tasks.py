@@ -9,7 +9,7 @@ import torch
 import train
 from extras import tasks
 from extras.tasks import CHARS, KEYS, PAIRS, TASKS, VALUES, make_task
-from helpers.runs import arguments, made, same_runs, stop_after
+from helpers.runs import arguments, made
 from helpers.texts import message
 from tokens.pairs import Pairs
 from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
@@ -133,15 +133,6 @@ def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
     assert row["val_accuracy"] == pytest.approx(right.item() / tokens)
     assert row["val_exact"] == solved_rows / len(rows)
     assert {"report_accuracy", "report_exact"} <= row.keys()
-
-
-def test_interrupted_and_resumed_is_uninterrupted(tasks_dir, tmp_path):
-    straight, stopped = (arguments(tasks_dir, tmp_path / word, *RUN) for word in ("a", "b"))
-    train.main(straight)
-    stop_after(4)
-    assert train.main(stopped).status == 143
-    train.main([*stopped, "--init_from=resume"])
-    same_runs(tmp_path / "a", tmp_path / "b", ("val_exact", "val_accuracy", "report_accuracy"))
 
 
 def test_the_vocabulary_is_common(tasks_dir):

@@ -18,6 +18,8 @@ from parts.cache import KVCache
 from parts.slots import SLOTS
 from parts.variant import Variant
 
+PAGE = (ROOT / "docs/parts.md").read_text(encoding="utf-8")
+PASTE = "paste what `python -m parts.costs --table` prints into docs/parts.md"
 SHAKESPEARE = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
 SMALL = dict(n_layer=2, n_head=4, n_embd=64, block_size=32, vocab_size=99, multiple_of=16)
 every = pytest.mark.parametrize(
@@ -131,11 +133,13 @@ def test_a_word_names_its_source(slot, word):
 
 @each_word
 def test_the_table_in_the_docs_has_the_word(slot, word):
-    page = (ROOT / "docs/parts.md").read_text(encoding="utf-8")
-    row = page.partition(f"\n| `{slot}` |")[2].partition("\n")[0]
+    row = PAGE.partition(f"\n| `{slot}` |")[2].partition("\n")[0]
     words = row.split("`")[1].split()
-    paste = "paste what `python -m parts.costs --table` prints into docs/parts.md"
-    assert word in words, f"the table in docs/parts.md lacks {slot}={word}: {paste}"
+    assert word in words, f"the table in docs/parts.md lacks {slot}={word}: {PASTE}"
+
+
+def test_the_docs_have_the_table(capsys):
+    assert output(capsys, "--table") in PAGE, PASTE
 
 
 @pytest.mark.parametrize("word", ARCH)

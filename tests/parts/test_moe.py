@@ -8,9 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
-import train
 from common.runtime import Runtime
-from helpers.runs import arguments, equal, weights
 from helpers.variants import close, config, randomised, tokens
 from parts import costs, moe
 from parts.moe import MoE, after_step, expert_by_expert, in_one_kernel, statistics
@@ -269,16 +267,3 @@ def test_muon_takes_each_expert_as_a_matrix():
     Muon([{"params": alone, "weight_decay": 0.1}], *settings).step()
     muon.step()
     assert close(stacked, torch.stack(alone), 1e-6) and (stacked - before).abs().min() > 0
-
-
-@BALANCES
-@pytest.mark.slow
-def test_interrupted_and_resumed_is_uninterrupted(data_dir, tmp_path, balance):
-    more = ["--mlp=moe", f"--moe_balance={balance}", "--shared_experts=1", "--optimizer=muon"]
-    more += ["--learning_rate=1e-2", "--lr_decay_iters=16"]
-    train.main(arguments(data_dir, tmp_path / "a", "--max_iters=16", *more))
-    train.main(arguments(data_dir, tmp_path / "b", "--max_iters=8", *more))
-    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'b'}", "--max_iters=16"])
-    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
-    assert ("blocks.0.mlp.bias" in weights(tmp_path / "a")) == (balance == "bias")
-    assert not any("tally" in name for name in weights(tmp_path / "a"))

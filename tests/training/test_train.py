@@ -33,6 +33,7 @@ from weights import checkpoint
         "--model=llama --data_seed=7",
         "--norm=batchnorm",
         "--arch=gpt-neox --n_embd=32",
+        "--model=llama --mlp=moe --moe_balance=bias",
     ],
 )
 def test_interrupted_and_resumed_is_uninterrupted(start, resume, tmp_path, more):
