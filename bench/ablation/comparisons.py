@@ -43,8 +43,8 @@ NUMBERS = {  # the columns of judge's table that are nan where they are not know
     "worth_time_high": "",
     "p_not_learned": "of Fisher's test of the rate of runs that did not learn",
 }
-FIRST = {"verdict": "no verdict", "reason": "", "diverged": 0, "stuck": 0}  # of a comparison
-COLUMNS = ["name", "arm", "against", "kind", *NUMBERS, *FIRST]
+UNJUDGED = {"verdict": "no verdict", "reason": "", "diverged": 0, "stuck": 0}  # of a comparison
+COLUMNS = ["name", "arm", "against", "kind", *NUMBERS, *UNJUDGED]
 
 
 def comparisons_of(plan):
@@ -64,7 +64,7 @@ def comparisons_of(plan):
 def comparison(arm, against, kind, groups):
     """A row of `judge` without numbers."""
     about = {"name": arm, "arm": arm, "against": against, "kind": kind, "groups": groups}
-    return about | dict.fromkeys(NUMBERS, math.nan) | FIRST | {"all_tried": False}
+    return about | dict.fromkeys(NUMBERS, math.nan) | UNJUDGED | {"all_tried": False}
 
 
 def losses_of(runs):

@@ -22,7 +22,7 @@ SMALL = 0.5  # neither "helps" nor "hurts" where P(no difference) is above it
 WITHIN = np.log(1.05)  # a smaller log worth makes no difference
 TAUS = np.geomspace(0.02, 12, 40)  # in units of the spread of all parts
 STEPS = np.linspace(-8, 8, 33)  # of the grid of the mean, in its standard errors
-BLUR = 0.25  # standard deviation that makes a sum over STEPS smooth, in the same unit
+BLUR = 0.25  # in the same unit: each point of a grid stands for a normal, so that a sum is smooth
 CENTERS = np.log(np.geomspace(0.05, 4, 24))  # of the prior of log tau
 WIDTHS = np.array([0.25, 0.5, 0.75, 1.0, 1.5])
 OPEN = 1e-3  # of the highest weight: more at an end of the mean's grid leaves an interval open
@@ -172,7 +172,7 @@ def columns_of(worths):
 
 
 def spread(rows):
-    """The standard deviation of a part's worths, and of their errors."""
+    """How far a part's worths lie from their mean, with their errors: one standard deviation."""
     return np.sqrt(rows["log_worth"].var() + (rows["se"] ** 2).mean())
 
 

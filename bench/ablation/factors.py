@@ -45,8 +45,8 @@ def depends_on(worths, factors):
 
 
 def more_with(posterior, sign, error):
-    """The sign of the level with which a part is worth more; 0 if that is not decided. The effect
-    has a flat prior; the part's own mean and tau are integrated out. sign: 0.5 or -0.5 for each
+    """Which level, 0.5 or -0.5 in `sign`, a part is worth more with; 0 if that is not decided. The
+    effect has a flat prior; the part's own mean and tau are integrated out. sign: of each
     setting."""
     evidence = []
     for shift in SHIFTS * effects.spread(posterior.rows):

@@ -125,7 +125,7 @@ def start_run(values):
 def compute(values, kind="text"):
     """The fingerprint of a run, {quantity: its numbers}. values: its keys of train.py, without
     seeds and paths, with vocab_size and block_size. kind: "pairs", or "text"."""
-    return learned(shortened(values | FORM), kind) | planned(values | FORM, kind)
+    return after_steps(shortened(values | FORM), kind) | planned(values | FORM, kind)
 
 
 def compute_in_form(values, kind):
@@ -149,7 +149,7 @@ def shortened(values):
 
 def twins(values, kind="text"):
     """What the eight steps give from first weights that differ in the last bit: three of them."""
-    return [learned(shortened(values | FORM), kind, seed) for seed in (1, 2, 3)]
+    return [after_steps(shortened(values | FORM), kind, seed) for seed in (1, 2, 3)]
 
 
 def change_last_bits(model, seed):
@@ -161,7 +161,7 @@ def change_last_bits(model, seed):
 
 
 @functools.cache
-def learned(short, kind, twin=0):
+def after_steps(short, kind, twin=0):
     """The numbers of the eight steps, of the weights after them, and of their evaluation. twin: the
     seed of a change of the first weights in their last bits; 0: none."""
     with synthetic_text(json.loads(short), kind) as (values, _), one_thread():

@@ -93,7 +93,7 @@ def differences(old, new, tolerance=TOLERANCE, twins=()):
         before = flat(old[quantity])
         after = flat(new.get(quantity, {}))
         if quantity == "norms":
-            noise = rounding(old["norms"]) | rounding(new["norms"])
+            noise = noise_of(old["norms"]) | noise_of(new["norms"])
             before = without(before, noise)
             after = without(after, noise)
         relative = quantity not in LOSSES
@@ -132,7 +132,7 @@ def without(places, names):
     return {place: x for place, x in places.items() if place.partition(",")[0] not in names}
 
 
-def rounding(norms):
+def noise_of(norms):
     """The names of the parameters whose gradients are rounding errors: their first moments are tiny
     beside the largest one."""
     firsts = {}

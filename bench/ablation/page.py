@@ -143,7 +143,7 @@ class Page:
         found += worths.table(planned, held_out=True)[1]
         self.worths = [worth for worth in found if worth.part in config["parts"]]
         self.n_settings = len(set(self.columns["setting"]))
-        fitted = {found.part: found for found in effects.fit(self.columns)}
+        fitted = {effect.part: effect for effect in effects.fit(self.columns)}
         self.levels = None  # of the factors, once the settings can tell them apart
         depends = {}
         if self.n_settings >= factors.ENOUGH:
@@ -168,7 +168,7 @@ class Page:
         left_out = predictions.leave_one_out(self.columns[self.columns["part"].isin(single)])
         self.predictions = tested + left_out
         kinds = {"the settings of the test": tested, "each setting from the others": left_out}
-        self.scores = {kind: predictions.scores(found) for kind, found in kinds.items() if found}
+        self.scores = {kind: predictions.scores(own) for kind, own in kinds.items() if own}
 
     def rows_of(self, part):
         """The rows that a part's chart shows: of the planned settings if it ran there, else of the

@@ -1,5 +1,6 @@
-"""The runs of a sweep, and their order: the runs that choose each arm's learning rate, the base at
-several numbers of tokens, then the runs to report seed by seed over all arms."""
+"""The runs of a sweep, and their order: the runs that choose each arm's learning rate; the base at
+several numbers of tokens, with its first runs to report, from which the margin is fixed; then the
+runs to report, seed by seed over all arms."""
 
 import math
 import statistics

@@ -170,7 +170,7 @@ def screened(judged, facts):
 
 
 def explanation(row, failed, facts):
-    """{"verdict", "reason"} of a row: its verdict, unless runs are missing; and why."""
+    """{"verdict", "reason"} of a row: its verdict, or why it has none, and what to know beside."""
     word = row["verdict"]
     reasons = reasons_of(row)
     fewest = min(row["n"], row["n_control"])

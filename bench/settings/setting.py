@@ -35,7 +35,7 @@ BASE_RUNS = 4  # at r*
 CURVE_RUNS = {0.25: 2, 0.5: 2, 1.4: 1, 2: 1}
 PASSES = {1: (1.0,), 2: (1.0, 0.7, 1.4)}  # multiples of r* at which an arm runs
 DOUBLINGS = 2
-FIRST_SEED = {"rate": 0, "base": 100, "curve": 200, "arm": 0}
+FIRST_SEED = {"rate": 0, "base": 100, "curve": 200, "arm": 0}  # of the data; weights differ too
 KEY = ("arm", "code_hash", "config_hash", "purpose", "learning_rate", "seed")  # of a row
 
 
@@ -229,7 +229,7 @@ class Course:
         return self.pending(self.arm_jobs()) if self.is_admitted else []
 
     def left(self):
-        """(runs of the base, runs of the arms) that are left, at the guess until r* is known."""
+        """(runs of the base, runs of the arms) that are left; until r* is known, at the guess."""
         jobs = self.next_jobs()
         if not jobs:
             return [], []

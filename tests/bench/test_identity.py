@@ -31,11 +31,11 @@ def line_of(folder, arm):
 
 def changed(folder, arm):
     """How today's code of an arm differs from the stored one."""
-    fingerprint.learned.cache_clear()
+    fingerprint.after_steps.cache_clear()
     try:
         return fingerprint.check(line_of(folder, arm), with_form=False)
     finally:
-        fingerprint.learned.cache_clear()
+        fingerprint.after_steps.cache_clear()
 
 
 # ---------------------------------------------------------------- today's code
