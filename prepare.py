@@ -68,7 +68,7 @@ class Recipe(NamedTuple):
     config: str
     steps: int
     rows: int  # in a step; two rows of a preference count as one
-    most_rows: int  # read in all, on a GPU or without dropout; ten epochs of fewer get fewer steps
+    most_rows: int  # on a GPU, or without dropout: read in all, by fewer steps if need be
     size: str  # the argument that gives the rows
     block_size: int = 128
 

@@ -401,6 +401,7 @@ def main(argv):
             raise UserError(f"{name} is not a run, which has checkpoints", "checkpoint", fix)
     opened = open_model(name, texts, config, device, dtype)
     if config.converses():
+        config.num_samples = 1
         converse(opened, config)
     else:
         write_all(opened, config)

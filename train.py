@@ -182,7 +182,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
         saved_config=saved_config | {"versions": versions(runtime.device)},
         score=scoring or score,
         program=settings.program,
-        partial=config.eval_only and "eval_tokens" in settings.command_line.values,
+        partial=config.eval_only and "eval_tokens" in settings.command_line.typed,
     )
     if settings.state is not None:
         load_state(run, settings.folder)

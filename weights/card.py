@@ -43,19 +43,24 @@ began with, may hold for these weights too: before you publish them, put a licen
 """
 
 
+BEGINNINGS = {  # init_from
+    "scratch": "none: trained from scratch",
+    "resume": "not known, since the run was resumed",  # of older runs
+}
+
+
 def model_card(name, architecture, parameters, vocab_size, trained, state):
     """The text of README.md for an exported folder. name: of the folder. architecture: the class in
     transformers. parameters: their number. vocab_size: of the tokenizer. trained: the configuration
     of the run. state: of its checkpoint."""
     start = trained["init_from"]
     repo = hub_name(start)
-    base = repo or printable(Path(start).name)
     return CARD.format(
         name=printable(name),
         architecture=architecture,
         parameters=parameters,
         base_model=f"base_model: {json.dumps(repo)}\n" if repo else "",
-        base="none: trained from scratch" if start == "scratch" else base,
+        base=BEGINNINGS.get(start) or repo or printable(Path(start).name),
         dataset=printable(trained["dataset"]),
         vocab_size=vocab_size,
         fingerprint=state["data"],

@@ -31,8 +31,7 @@ class Arm:
     curve: float | None = None  # a point of the curve: the base at this multiple of its tokens
     # checks.py and sweep.py fill in the rest.
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
-    #: {"kind", "mlp_width", "residual_percent", "adjusted": whether that width replaced another}
-    match: dict | None = None
+    match: dict | None = None  # {"mlp_width", "adjusted": True} if matching set another width
     config_hash: str = ""
     code_hash: str = ""
 
@@ -77,7 +76,7 @@ def axis(config, base):
         slots = [key for key in [*keys(VariantConfig), *TRAINING_AXES] if words_of(key)]
         fix = nearest(slot, slots) or f"choose from {', '.join(slots)}"
         raise UserError(f"no axis {slot}", "axis", fix)
-    here = base_model(base)
+    here = configure(base, as_variant=True)
     own = getattr(here, slot, None)
     if slot in TRAINING_AXES:
         own = base.get(slot, getattr(TrainConfig, slot))
@@ -187,15 +186,10 @@ def check_names(arms, config):
 # ---------------------------------------------------------------- the dictionaries of parts
 
 
-def base_model(base):
-    """The VariantConfig of the base."""
-    return configure(base, as_variant=True)
-
-
 def other_parts(base):
     """{slot: word} of the other one of GPT-2 and LLaMA, where the base has another word."""
     other = "llama" if base.get("model", "gpt2") == "gpt2" else "gpt2"
-    here = base_model(base)
+    here = configure(base, as_variant=True)
     return {key: value for key, value in ARCH[other].items() if getattr(here, key) != value}
 
 

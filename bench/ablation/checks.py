@@ -120,28 +120,27 @@ def same_logits(old, new):
 
 def match_arm(arm, base, kind, vocab_size):
     """Match an arm to the parameters or FLOPs of the base, by its MLP's width. Sets arm.match and
-    arm.values. Raises UserError if no width matches."""
-    if arm.name == BASE or arm.replicate or arm.curve:
+    arm.values if another width is needed. Raises UserError if no width matches."""
+    is_base = arm.name == BASE or arm.replicate or arm.curve
+    if is_base or kind == "none" or "mlp_width" in arm.changes:
         return
     vocabulary = {"vocab_size": vocab_size}
     ours = configure(vocabulary | arm.values, as_variant=True)
     theirs = configure(vocabulary | base.values, as_variant=True)
-    width, residual = costs.match(ours, theirs, "none")
+    _, excess = costs.match(ours, theirs, "none")
     if kind == "flops":
         our_flops = costs.flops_per_token(ours, ours.block_size)
-        their_flops = costs.flops_per_token(theirs, theirs.block_size)
-        residual = 100 * (our_flops / their_flops - 1)
-    arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
-    if kind != "none" and residual and "mlp_width" not in arm.changes:
-        try:
-            width, residual = costs.match(ours, theirs, kind)
-        except ValueError as error:
-            fix = "leave the arm out, or give match=none"
-            raise UserError(f"arm {arm.name}: {error}", f"match={kind}", fix) from None
-        arm.match |= {"mlp_width": width, "residual_percent": residual}
-        if width != costs.mlp_width(ours):
-            arm.values = arm.values | {"mlp_width": width}
-            arm.match["adjusted"] = True
+        excess = our_flops - costs.flops_per_token(theirs, theirs.block_size)
+    if not excess:
+        return
+    try:
+        width, _ = costs.match(ours, theirs, kind)
+    except ValueError as error:
+        fix = "leave the arm out, or give match=none"
+        raise UserError(f"arm {arm.name}: {error}", f"match={kind}", fix) from None
+    if width != costs.mlp_width(ours):
+        arm.values = arm.values | {"mlp_width": width}
+        arm.match = {"mlp_width": width, "adjusted": True}
 
 
 def open_data(base):

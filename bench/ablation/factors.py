@@ -45,9 +45,9 @@ def depends_on(worths, factors):
 
 
 def more_with(posterior, sign, error):
-    """Which level, 0.5 or -0.5 in `sign`, a part is worth more with; 0 if that is not decided. The
-    effect has a flat prior; the part's own mean and tau are integrated out. sign: of each
-    setting."""
+    """The sign, 0.5 or -0.5, of the level with which a part is worth more; 0 if that is not
+    decided. The effect has a flat prior; the part's own mean and tau are integrated out. sign: of
+    the level of each setting."""
     evidence = []
     for shift in SHIFTS * effects.spread(posterior.rows):
         *_, log_likelihood = effects.grid(posterior.rows, posterior.taus, STEPS, shift * sign)

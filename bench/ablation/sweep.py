@@ -27,8 +27,8 @@ from training.settings import TrainConfig
 from weights import checkpoint
 
 NOT_STORED = ("name", "values")  # facts of an arm that sweep.json does not repeat
-# Keys of a sweep that sweep.json holds unchanged.
 PLANNED = ("seeds", "first_seed", "controls")  # the runs that the verdicts are of
+# Keys of a sweep that sweep.json holds unchanged.
 STORED = ("question", "prompt", "match", "lr_grid", "seeds", "first_seed", "controls", "screening")
 
 

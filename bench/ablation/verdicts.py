@@ -58,7 +58,7 @@ def judge(runs, plan):
     replicate."""
     facts = facts_of_base(runs, plan)
     if facts.above_trigrams:
-        runs = runs.assign(stuck=False)  # in a screening, a stuck run counts like any other
+        runs = runs.assign(stuck=False)  # beside a base that is stuck, a stuck run counts
     losses = losses_of(runs)
     curve = worth.curve_of(runs)
     facts.curve = curve
@@ -170,7 +170,7 @@ def screened(judged, facts):
 
 
 def explanation(row, failed, facts):
-    """{"verdict", "reason"} of a row: its verdict, or why it has none, and what to know beside."""
+    """{"verdict", "reason"} of a row: its verdict, or why it has none; and the reasons."""
     word = row["verdict"]
     reasons = reasons_of(row)
     fewest = min(row["n"], row["n_control"])

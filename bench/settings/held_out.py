@@ -64,10 +64,10 @@ def read(folder):
 
 def unpredicted(folder):
     """{part: its prediction} of the parts that can be predicted and are not in the file, save those
-    that have run in the test."""
+    that have run in the test. A folder without settings.json counts as one of the test."""
     seen = set(read(folder))
     for path in Path(folder).glob("*/rows.jsonl"):
-        if stored_settings(path.parent)["held_out"]:
+        if stored_settings(path.parent).get("held_out", True):
             seen |= {row["arm"] for row in read_rows(path, is_row)}
     found = predict(worths.load(folder))
     return {part: prediction for part, prediction in found.items() if part not in seen}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from bench.ablation.arms import BASE, Arm, base_model
+from bench.ablation.arms import BASE, Arm
 from common.configurator import (
     PathName,
     PositiveInt,
@@ -21,6 +21,7 @@ from common.configurator import (
     load,
 )
 from common.errors import UserError, nearest
+from parts.architectures import configure
 from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig
 
@@ -70,12 +71,12 @@ class Setting:
     @property
     def factors(self):
         """{factor: its level}. AdamW's length is halved: the plan gives it twice Muon's tokens."""
-        text, _, tokens = self.values["dataset"].partition("_")
+        text, _, tokens = self.values["dataset"].rpartition("_")
         trained = tokens_of(self.values) / 1e6
         if self.values["optimizer"] == "adamw":
             trained /= 2
         return {
-            "text": text,
+            "text": text or tokens,
             "tokens": tokens,
             "optimizer": self.values["optimizer"],
             "base": self.values["model"],
@@ -98,12 +99,12 @@ class Part:
 
     def fits(self, values):
         """Whether it can be measured in the base with these values."""
-        known = vars(base_model(values)) | values
+        known = vars(configure(values, as_variant=True)) | values
         return all(known.get(key) == value for key, value in self.only.items())
 
     def is_in(self, values):
         """Whether the base with these values has the part already."""
-        model = base_model(values)
+        model = configure(values, as_variant=True)
         put_in = resolved(self.put_in, values)
         put_in = {key: value for key, value in put_in.items() if hasattr(model, key)}
         return bool(put_in) and all(getattr(model, key) == put_in[key] for key in put_in)

@@ -115,7 +115,7 @@ class Course:
         own = self.machine["torch"].partition("+")[0]
         if rows and own not in stored:
             fix = "install that version, or give another --out_dir"
-            what = f"its rows are of torch {', '.join(stored)}, and this is {own}"
+            what = f"its rows are of torch {', '.join(sorted(stored))}, and this is {own}"
             raise UserError(what, self.folder / "rows.jsonl", fix)
         base = longer(self.setting.values, 2**self.doublings)
         arms = {BASE: Arm(BASE, {})}

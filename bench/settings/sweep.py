@@ -181,20 +181,29 @@ def next_job(plan, waiting, active, taken):
 
 
 def time_parts(plan, courses):
-    """In the first admitted setting, time the steps of its base and of the parts that no setting
-    has timed, in turn, if the machine becomes quiet. Keep those that nothing disturbed."""
-    course = next((each for each in courses if each.is_admitted), None)
-    if course is None:
-        return
+    """Time the steps of the parts that no setting has timed, each part in the first admitted
+    setting that it fits, if the machine becomes quiet."""
     timed = set().union(*(measured.costs for measured in worths.load(plan.out)))
-    names = [part.name for part in course.parts if part.name not in timed]
-    if not names:
+    untimed = []  # (course, names of its arms)
+    for course in [each for each in courses if each.is_admitted]:
+        names = [part.name for part in course.parts if part.name not in timed]
+        if names:
+            untimed.append((course, names))
+            timed.update(names)
+    if not untimed:
         return
     with doing("waiting for a quiet machine, to time the steps") as show:
         is_quiet = wait_until_quiet(PATIENCE, show)
     if not is_quiet:
         say("other work keeps this machine busy: the same command times the steps when it is quiet")
         return
+    for course, names in untimed:
+        time_arms(course, names)
+
+
+def time_arms(course, names):
+    """Time the steps of a setting's base and of some of its arms in turn, and keep those that
+    nothing disturbed."""
     vocabulary = {"vocab_size": course.data["vocab_size"]}
     values = {name: vocabulary | course.arms[name].values for name in (BASE, *names)}
     rows, _ = step_times.time_arms(values, threads=1)

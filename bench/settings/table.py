@@ -19,7 +19,8 @@ def show(folder, parts):
     measured = worths.load(folder)
     for part in parts:
         for each in measured:
-            if is_other(part, each.facts):
+            has_run = any(row["arm"] == part.name for row in each.rows)
+            if has_run and is_other(part, each.facts):
                 say(f"left out: {each.name} measured another {part.name}")
                 each.facts["arms"].pop(part.name)
     columns, _ = worths.table(measured)

@@ -68,8 +68,8 @@ class Measured:
 
     @cached_property
     def stage(self):
-        """(the tokens over those at which the base of an admitted setting passes the trigrams; 1 if
-        they are more than that, -1 if fewer, since its curve ends)."""
+        """(the tokens over those at which the base of an admitted setting passes the trigrams; 1 or
+        -1 where its curve ends, so that the true number is larger or smaller; else 0)."""
         curve = Curve(self.curve_rows())
         trigrams = self.facts["admission"]["trigrams"]
         log_share, _, beyond = log_worth_at(curve, np.zeros(len(curve.grid)), trigrams, 0)

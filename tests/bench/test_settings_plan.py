@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from bench.ablation.arms import base_model
 from bench.ablation.checks import check_arm
 from bench.settings import plan as plans
 from bench.settings import rates, sweep, worths
 from common.errors import UserError
+from parts.architectures import configure
 
 ANSWER = "config/answer/settings.py"
 MLP = {"gpt2": {}, "llama": {"multiple_of": 8}}
@@ -119,6 +119,10 @@ def test_a_part_is_taken_out_of_a_base_that_has_it(answer):
         plans.Part("RoPE", {"position": "rope"}, {}).arm(llama)
 
 
+def variant(values):
+    return configure(values, as_variant=True)
+
+
 def test_further_parts_run_only_when_they_are_named(answer):
     """Each fits the settings whose values it asks for, and changes what they compute."""
     names = list(answer.config.more_arms)
@@ -130,13 +134,13 @@ def test_further_parts_run_only_when_they_are_named(answer):
             if part.fits(each.values):
                 arm = part.arm(each.values)
                 check_arm(arm, each.values)
-                assert base_model(arm.values) != base_model(each.values)
+                assert variant(arm.values) != variant(each.values)
     parts = {part.name: part for part in named.parts}
     for each in answer.settings:
         five = parts["All five together"].arm(each.values)
         check_arm(five, each.values)
         other = {"gpt2": "llama", "llama": "gpt2"}[each.values["model"]]
-        assert base_model(five.values) == base_model(each.values | {"model": other} | MLP[other])
+        assert variant(five.values) == variant(each.values | {"model": other} | MLP[other])
         heads = parts["Wide heads"].arm(each.values).changes["n_head"]
         assert each.values["n_embd"] // heads == 64
         window = parts["Window"].arm(each.values).changes["window"]
