@@ -82,14 +82,16 @@ def test_one_message(folder, answers, capsys, tmp_path):
         assert "special tokens" not in printed.err
 
 
-def test_a_conversation_goes_on(folder, answers, capsys, monkeypatch):
+def test_a_conversation_goes_on(folder, answers, capsys, monkeypatch, tmp_path):
+    """With one answer to each message, whatever a config file says."""
+    (tmp_path / "three.py").write_text("num_samples = 3\n")
     texts, asked = answers
     texts += ["no more", "of Rome", "no"]
     context = len(hf.load_tokenizer(str(folder)).prompt(FIRST)) + 9  # of the first message alone
 
     def chat(typed, *more):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed), "utf-8"))
-        sample.main([f"--init_from={folder}", "--chat", *more])
+        sample.main([str(tmp_path / "three.py"), f"--init_from={folder}", "--chat", *more])
 
     chat(b"the king\nand Rome?\nand?", "--max_new_tokens=9", f"--context={context}")
     second = "no more<|im_end|>\n<|im_start|>user\nand Rome?<|im_end|>\n<|im_start|>assistant\n"

@@ -378,7 +378,9 @@ def test_a_run_goes_on_from_the_weights_of_another_with_fewer_positions(start, t
 def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path, capsys):
     run = arguments(data_dir, tmp_path / "run", "--max_iters=4", "--eval_interval=2")
     parts = [row for row in train.main([*run, "--eval_tokens=100"]).rows if "val_loss" in row]
-    for more, is_whole in ([], True), (["--eval_tokens=50"], False):
+    (tmp_path / "own.py").write_text("eval_tokens = 100\n")
+    cases = ([], True), ([str(tmp_path / "own.py")], True), (["--eval_tokens=50"], False)
+    for more, is_whole in cases:
         capsys.readouterr()
         resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--eval_only", *more]
         assert not train.main(resume).status
