@@ -229,7 +229,7 @@ def read_file(path, scope, known, renamed):
 
 @dataclass(frozen=True)
 class Given:
-    """Who said what: the values that the user typed, and those of the config files."""
+    """Who said what: the values that the user typed, and the values of the config files."""
 
     typed: dict = field(default_factory=dict)  # {key: value} of the command line alone
     in_files: dict = field(default_factory=dict)  # {key: value} that the config files assign

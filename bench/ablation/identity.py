@@ -75,10 +75,15 @@ def config_hash(values, data, version, threads):
     """The digest of all that changes a result besides code: the keys of train.py, torch's version,
     the threads of a CPU (None: of no CPU), and the data."""
     hashed = configuration({"vocab_size": data["vocab_size"]} | values)
-    hashed["torch"] = version.partition("+")[0]
+    hashed["torch"] = release(version)
     if threads is not None:
         hashed["threads"] = threads
     return digest([hashed, data["fingerprint"]])
+
+
+def release(version):
+    """A version of torch without its build, such as +cpu."""
+    return version.partition("+")[0]
 
 
 # ---------------------------------------------------------------- two fingerprints

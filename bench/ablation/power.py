@@ -58,8 +58,7 @@ def smallest_tie(se, df, level):
 
 def seeds_to_decide(difference, noise_of, margin, family):
     """About how many seeds of an arm decide a comparison with 80 % power at the difference seen, to
-    differ or to tie; inf if over MOST_SEEDS. noise_of(seeds): the standard error of the difference
-    and its degrees of freedom."""
+    differ or to tie; inf if over MOST_SEEDS. noise_of(seeds) gives its standard error and df."""
     numbers = np.arange(least_runs(family), MOST_SEEDS + 1)
     se, df = noise_of(numbers)
     level = ALPHA / family

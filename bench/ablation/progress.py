@@ -113,8 +113,7 @@ def what_it_shows(sweep):
     level = power.ALPHA / family
     visible = power.smallest_visible(se, df, level)
     tie = power.smallest_tie(se, df, level)
-    shown = f"{visible:.1f} standard deviations of a run"
-    text = f"{what} show a difference of {shown} 80 times in 100"
+    text = f"{what} show a difference of {visible:.1f} standard deviations of a run 80 times in 100"
     return text if sweep.config.screening else f"{text}, and a tie within {tie:.1f}"
 
 

@@ -1,6 +1,5 @@
-"""The runs of a sweep, and their order: the runs that choose each arm's learning rate; the base at
-several numbers of tokens, with its first runs to report, from which the margin is fixed; then the
-runs to report, seed by seed over all arms."""
+"""The runs of a sweep in their order: those that choose learning rates; the base at several numbers
+of tokens, and its first runs to report, which fix the margin; all other runs, seed by seed."""
 
 import math
 import statistics

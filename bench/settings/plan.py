@@ -167,7 +167,7 @@ def read(argv, usage):
     settings = [Setting(name, values, False) for name, values in config.settings.items()]
     settings += [Setting(name, values, True) for name, values in (config.held_out or {}).items()]
     for setting in settings:
-        if not re.fullmatch(r"\w[\w.+-]*", str(setting.name)) or setting.name != str(setting.name):
+        if not isinstance(setting.name, str) or not re.fullmatch(r"\w[\w.+-]*", setting.name):
             fix = "use a text of letters, digits and . + - _"
             raise UserError("this cannot name a folder", f"setting {setting.name}", fix)
         check_values(setting.values, setting.name)

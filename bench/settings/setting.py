@@ -19,7 +19,7 @@ from statistics import fmean
 
 from bench.ablation.arms import BASE, Arm
 from bench.ablation.checks import check_arm, check_changes_output, open_data
-from bench.ablation.identity import config_hash, digest
+from bench.ablation.identity import config_hash, digest, release
 from bench.settings import rates
 from bench.settings.plan import tokens_of
 from common import files
@@ -111,8 +111,8 @@ class Course:
         """List the arms at the present length. Raises UserError for one that is not valid, and for
         stored rows of another version of torch, since they would not count."""
         rows = read_rows(self.folder / "rows.jsonl", is_row)
-        stored = {row["torch"].partition("+")[0] for row in rows}
-        own = self.machine["torch"].partition("+")[0]
+        stored = {release(row["torch"]) for row in rows}
+        own = release(self.machine["torch"])
         if rows and own not in stored:
             fix = "install that version, or give another --out_dir"
             what = f"its rows are of torch {', '.join(sorted(stored))}, and this is {own}"

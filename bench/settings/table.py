@@ -44,10 +44,9 @@ def show(folder, parts):
 
 
 def is_other(part, facts):
-    """Whether a part that is stored in the facts of a setting has the name, but not the changes."""
-    stored = facts["arms"].get(part.name)
+    """Whether the part that ran in the setting with these facts has the name, but other changes."""
     possible = [resolved(each, facts["base_values"]) for each in (part.put_in, part.take_out)]
-    return stored is not None and stored["changes"] not in possible
+    return facts["arms"][part.name]["changes"] not in possible
 
 
 def cells(effect):
