@@ -21,11 +21,19 @@ seeds = 3
 dtype = "float32"  # so that rows of several machines can be joined
 
 # As config/task_recall.py.
-n_layer, n_head, n_embd, block_size = 2, 2, 64, 72
+n_layer = 2
+n_head = 2
+n_embd = 64
+block_size = 72
 multiple_of = 8
-batch_size, max_iters, eval_interval = 32, 600, 150
+batch_size = 32
+max_iters = 600
+eval_interval = 150
 eval_tokens = 20000  # about 460 samples
-optimizer, learning_rate, min_lr, warmup_iters = "muon", 1e-2, 0.0, 50
+optimizer = "muon"
+learning_rate = 1e-2
+min_lr = 0.0
+warmup_iters = 50
 beta2 = 0.99
 dropout = 0.0
 log_interval = 100

@@ -18,9 +18,17 @@ prompt = "def "
 
 # 6 * 12 * 384^2 + 2048 * 384 = 11.4 M parameters; 1000 steps * 64 * 256 tokens = 16 M tokens of the
 # 17.6 M in the text: 6 * 11.4 M * 16 M = 1.1 PFLOP a run. 21 evaluations of 16 + 2 batches.
-n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
-batch_size, max_iters, eval_interval, eval_tokens = 64, 1000, 50, 262144
-learning_rate, min_lr, warmup_iters = 1e-3, 1e-4, 100
+n_layer = 6
+n_head = 6
+n_embd = 384
+block_size = 256
+batch_size = 64
+max_iters = 1000
+eval_interval = 50
+eval_tokens = 262144
+learning_rate = 1e-3
+min_lr = 1e-4
+warmup_iters = 100
 beta2 = 0.99
 dropout = 0.0
 log_interval = 100

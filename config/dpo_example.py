@@ -14,9 +14,13 @@ out_dir = "out-exclaim"
 
 # 8 preferences of two rows in a step, 41 to train on: 40 steps are 8 epochs. A row has 128 places,
 # so on a CPU with two cores it takes less than a minute.
-batch_size, max_iters, eval_interval = 16, 40, 10
+batch_size = 16
+max_iters = 40
+eval_interval = 10
 log_interval = 10
 # a small, constant learning rate, since the weights are already close to good ones
-learning_rate, schedule, warmup_iters = 1e-4, "constant", 0
+learning_rate = 1e-4
+schedule = "constant"
+warmup_iters = 0
 weight_decay = 0.0
 dropout = 0.0

@@ -28,4 +28,6 @@ eval_interval = 5
 log_interval = 1
 
 # a small, constant learning rate, since the weights are already close to good ones
-learning_rate, schedule, warmup_iters = 3e-5, "constant", 0
+learning_rate = 3e-5
+schedule = "constant"
+warmup_iters = 0

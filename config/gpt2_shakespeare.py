@@ -12,15 +12,30 @@ if device == "cpu":
     # 1.7 epochs: 6 * 0.8 M * 1.7 M = 8 TFLOP, 90 s at the 90 GFLOP/s that two cores reach in
     # float32 with operations this small. Muon's update is 2.6 GFLOP, a fifth of a step. It pays,
     # since AdamW needs more than twice the steps of Muon.
-    n_layer, n_head, n_embd, block_size = 4, 4, 128, 128
-    batch_size, max_iters, eval_interval = 12, 1080, 540
-    optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
+    n_layer = 4
+    n_head = 4
+    n_embd = 128
+    block_size = 128
+    batch_size = 12
+    max_iters = 1080
+    eval_interval = 540
+    optimizer = "muon"
+    learning_rate = 8e-3
+    min_lr = 0.0
+    warmup_iters = 100
     dropout = 0.0
 else:
     # 6 * 12 * 384^2 = 10.6 M parameters; 5000 steps * 64 * 256 tokens = 82 M characters, 82 epochs.
-    n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
-    batch_size, max_iters, eval_interval = 64, 5000, 250
-    learning_rate, min_lr, warmup_iters = 1e-3, 1e-4, 100
+    n_layer = 6
+    n_head = 6
+    n_embd = 384
+    block_size = 256
+    batch_size = 64
+    max_iters = 5000
+    eval_interval = 250
+    learning_rate = 1e-3
+    min_lr = 1e-4
+    warmup_iters = 100
     dropout = 0.2
 
 beta2 = 0.99  # few tokens in a step, so average over more of them

@@ -14,20 +14,40 @@ dtype = "float32"  # so that rows of several machines can be joined
 prompt = "ROMEO:"
 
 if device == "cpu":
-    screening, seeds = True, 5
+    screening = True
+    seeds = 5
     # 4 * 12 * 64^2 = 0.2 M parameters; 1080 steps * 12 * 128 tokens = 1.7 M characters, 0.4 epochs.
     # With Muon GPT-2 ends at 1.70, where counting 5-grams gives 1.75. 40 runs / 2 * 80 s =
     # 27 minutes on two cores.
-    n_layer, n_head, n_embd, block_size = 4, 4, 64, 128
-    batch_size, max_iters, eval_interval, eval_tokens = 12, 1080, 135, 9216
-    optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 8e-4, 100
+    n_layer = 4
+    n_head = 4
+    n_embd = 64
+    block_size = 128
+    batch_size = 12
+    max_iters = 1080
+    eval_interval = 135
+    eval_tokens = 9216
+    optimizer = "muon"
+    learning_rate = 8e-3
+    min_lr = 8e-4
+    warmup_iters = 100
 else:
     # 6 * 12 * 384^2 + 2048 * 384 = 11.4 M parameters, 1000 steps * 64 * 256 = 16 M tokens, 0.9
     # epochs, 6 * 11.4 M * 16 M = 1.1 PFLOP a run. We have not run it.
-    dataset, prompt = "python_source", "def "
-    n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
-    batch_size, max_iters, eval_interval, eval_tokens = 64, 1000, 50, 262144
-    learning_rate, min_lr, warmup_iters, beta2 = 1e-3, 1e-4, 100, 0.99
+    dataset = "python_source"
+    prompt = "def "
+    n_layer = 6
+    n_head = 6
+    n_embd = 384
+    block_size = 256
+    batch_size = 64
+    max_iters = 1000
+    eval_interval = 50
+    eval_tokens = 262144
+    learning_rate = 1e-3
+    min_lr = 1e-4
+    warmup_iters = 100
+    beta2 = 0.99
 arms = {
     "rmsnorm": dict(norm="rmsnorm"),
     "rope": dict(position="rope"),

@@ -17,13 +17,17 @@ lr_decay_iters = 600000
 
 # 12 * (4 * 768^2 + 3 * 768 * 2048) + 50304 * 768 = 123.6 M parameters: GPT-2's less its positions.
 # The head is tied, unlike LLaMA's: an untied head would add 38.6 M parameters.
-n_layer, n_head, n_embd = 12, 12, 768
+n_layer = 12
+n_head = 12
+n_embd = 768
 vocab_size = 50304  # GPT-2's 50,257 rounded up to a multiple of 64: faster matrix products
 multiple_of = 256  # 8/3 * 768 = 2048
 tie_embeddings = True
 dropout = 0.0
 
-learning_rate, min_lr, warmup_iters = 6e-4, 6e-5, 2000
+learning_rate = 6e-4
+min_lr = 6e-5
+warmup_iters = 2000
 weight_decay = 1e-1
 eval_interval = 1000
 eval_tokens = 200 * 12 * 1024  # 2.5 M of the 4.4 M validation tokens

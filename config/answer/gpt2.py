@@ -24,17 +24,27 @@ arms = {
 }
 model = "gpt2"
 dataset = "plays"
-seeds, controls = 12, 40
+seeds = 12
+controls = 40
 match = "none"  # parameters are not matched; a gated MLP is two thirds as wide
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
-n_layer, n_head, n_embd, block_size = 4, 4, 128, 128
-batch_size, max_iters, log_interval = 12, 1080, 90
-eval_interval, eval_tokens = 270, 8192  # the last evaluation scores the whole split
+n_layer = 4
+n_head = 4
+n_embd = 128
+block_size = 128
+batch_size = 12
+max_iters = 1080
+log_interval = 90
+eval_interval = 270
+eval_tokens = 8192  # the last evaluation scores the whole split
 compile = True  # 0.8 of the time of a step; the runs of one arm share what is compiled
 # The best of the search of config/answer/tune.py, by the half of the text that chooses: its rates
 # and warm-up, and a decay to a tenth (0.009 nats better than to zero, standard error 0.005).
-optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 8e-4, 100
+optimizer = "muon"
+learning_rate = 8e-3
+min_lr = 8e-4
+warmup_iters = 100
 
 # Further columns, by --also=small and so on, once the rates are chosen: 0.2 M and 2.7 M parameters
 # (4 * 12 * 64^2 and 6 * 12 * 192^2), and Python files in tokens of a vocabulary of 2,048.

@@ -41,17 +41,28 @@ arms = {
 }
 model = "llama"
 dataset = "plays"
-seeds, controls = 12, 40
+seeds = 12
+controls = 40
 match = "none"  # parameters are not matched; a gated MLP is two thirds as wide
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
-n_layer, n_head, n_embd, block_size, multiple_of = 4, 4, 128, 128, 8
-batch_size, max_iters, log_interval = 12, 1080, 90
-eval_interval, eval_tokens = 270, 8192  # the last evaluation scores the whole split
+n_layer = 4
+n_head = 4
+n_embd = 128
+block_size = 128
+multiple_of = 8
+batch_size = 12
+max_iters = 1080
+log_interval = 90
+eval_interval = 270
+eval_tokens = 8192  # the last evaluation scores the whole split
 compile = True  # 0.8 of the time of a step; the runs of one arm share what is compiled
 # The search of config/answer/tune.py found nothing better than its start: on the half of the text
 # that chooses, a decay to a tenth is as good (1.519 both), half and twice the rate are 0.02 worse.
-optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
+optimizer = "muon"
+learning_rate = 8e-3
+min_lr = 0.0
+warmup_iters = 100
 
 # Further columns, by --also=small and so on, once the rates are chosen: all parts at 0.2 M
 # parameters (4 * 12 * 64^2), few runs and no search, as one would try them first; some with AdamW,

@@ -10,7 +10,8 @@
 question = "Which parts help a LLaMA of 0.8 M parameters together?"
 out_dir = "bench/results/answer/recipe"
 screening = True
-seeds, controls = 4, None
+seeds = 4
+controls = None
 qk_norm = "head"
 
 arms = {

@@ -12,8 +12,13 @@ out_dir = f"bench/results/answer/tune-{model}"
 design = "arms"
 screening = True
 seeds = 2
-controls, also = None, None  # the shelf's are not for the search
-learning_rate, min_lr, warmup_iters = 8e-3, 0.0, 100  # where the search starts
+# What the shelf has and a search of rates does not need.
+controls = None
+also = None
+# Where the search starts.
+learning_rate = 8e-3
+min_lr = 0.0
+warmup_iters = 100
 
 arms = {
     f"rate x{rate:g}, adam x{adam:.2g}": dict(learning_rate=rate * learning_rate, adam_rate=adam)

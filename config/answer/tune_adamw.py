@@ -8,8 +8,13 @@ out_dir = f"bench/results/answer/tune-adamw-{model}"
 design = "arms"
 screening = True
 seeds = 2
-controls, also = None, None  # the shelf's are not for the search
-optimizer, learning_rate, min_lr = "adamw", 4e-3, 4e-4  # as the shelves' arm has
+# What the shelf has and a search of rates does not need.
+controls = None
+also = None
+# As in the shelves' arm with AdamW.
+optimizer = "adamw"
+learning_rate = 4e-3
+min_lr = 4e-4
 
 arms = {f"rate x{rate:g}": dict(learning_rate=rate * learning_rate) for rate in (0.5, 2)}
 arms |= {f"warm-up {steps}": dict(warmup_iters=steps) for steps in (50, 200)}

@@ -6,9 +6,19 @@ out_dir = "bench/results/answer/tune-large-llama"
 design = "arms"
 screening = True
 seeds = 2
-controls, also, curve = None, None, []  # the shelf's are not for the search
-dataset, prompt, dtype = "python_source", "def ", "float32"  # as in the column large
-n_embd, n_head, batch_size, device, compile = 256, 8, 48, "cuda", False
+# What the shelf has and a search of rates does not need.
+controls = None
+also = None
+curve = []
+# As in the column large of the page.
+dataset = "python_source"
+prompt = "def "
+dtype = "float32"
+n_embd = 256
+n_head = 8
+batch_size = 48
+device = "cuda"
+compile = False
 
 arms = {
     "rate x0.5": dict(learning_rate=4e-3),

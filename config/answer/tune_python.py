@@ -7,8 +7,14 @@ out_dir = "bench/results/answer/tune-python-llama"
 design = "arms"
 screening = True
 seeds = 2
-controls, also, curve = None, None, []  # the shelf's are not for the search
-dataset, prompt, dtype = "python_source", "def ", "float32"  # as in the column python
+# What the shelf has and a search of rates does not need.
+controls = None
+also = None
+curve = []
+# As in the column python of the page.
+dataset = "python_source"
+prompt = "def "
+dtype = "float32"
 
 arms = {
     "rate x0.5": dict(learning_rate=4e-3),
