@@ -114,8 +114,8 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # of tokens
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)  # of positions
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm_f = LayerNorm(config.n_embd, config.bias)
@@ -127,9 +127,9 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self):
         """
-        | parameter                  | initial value                                              |
+        | parameter                  | initial value, N(mean, standard deviation)                 |
         |----------------------------|------------------------------------------------------------|
-        | wo, down (residual writes) | N(0, 0.02 / sqrt(2 n_layer)), so that their sum stays O(1) |
+        | wo, down (residual writes) | N(0, 0.02 / sqrt(2 n_layer)): 2 n_layer of them are summed |
         | every other matrix         | N(0, 0.02)                                                 |
         | norm weights, biases       | 1, 0                                                       |
         """

@@ -7,7 +7,7 @@ LLaMA (Touvron et al. 2023, arXiv:2302.13971; grouped queries from LLaMA 2, arXi
 - no biases, token embedding and output head not tied
 Read it beside model.py: `diff model.py model_llama.py` lists what LLaMA changed.
 Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys (past and present),
-V vocabulary, K = n_kv_head, F width of the MLP.
+V vocabulary, K = n_kv_head, M width of the MLP.
 """
 
 import math
@@ -74,8 +74,8 @@ def rotate(x, cos, sin):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: H / K neighbouring query heads share a key and a value head
-    (Ainslie et al. 2023, arXiv:2305.13245)."""
+    """Grouped-query attention, softmax(q kᵀ / sqrt(D)) v: H / K neighbouring query heads share a
+    key and a value head (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     def __init__(self, config):
         super().__init__()
@@ -121,7 +121,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        x = F.silu(self.gate(x)) * self.up(x)  # (B, T, F)
+        x = F.silu(self.gate(x)) * self.up(x)  # (B, T, M)
         return self.dropout(self.down(x))
 
 
@@ -142,7 +142,7 @@ class Llama(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # of tokens
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm_f = RMSNorm(config.n_embd, config.norm_eps)
@@ -154,9 +154,9 @@ class Llama(nn.Module):
     @torch.no_grad()
     def init_weights(self):
         """
-        | parameter                  | initial value                                              |
+        | parameter                  | initial value, N(mean, standard deviation)                 |
         |----------------------------|------------------------------------------------------------|
-        | wo, down (residual writes) | N(0, 0.02 / sqrt(2 n_layer)), so that their sum stays O(1) |
+        | wo, down (residual writes) | N(0, 0.02 / sqrt(2 n_layer)): 2 n_layer of them are summed |
         | every other matrix         | N(0, 0.02)                                                 |
         | norm weights               | 1                                                          |
         """

@@ -61,8 +61,8 @@ def steps(
 ):
     """Continue idx (B, T): yields a Step max_new_tokens times.
 
-    seeds: one per row; the random draws of a row depend on its own seed alone. drawing: keyword
-    arguments of `probabilities`. Reader explains the other arguments."""
+    seeds: one per row (None: 0, 1, ...); the random draws of a row depend on its own seed alone.
+    drawing: keyword arguments of `probabilities`. Reader explains the other arguments."""
     reader = Reader(model, context, vocab_size, pad)
     seeds = range(idx.size(0)) if seeds is None else seeds
     generators = [torch.Generator(idx.device).manual_seed(seed) for seed in seeds]

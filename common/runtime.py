@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import warnings
@@ -79,18 +78,10 @@ class Runtime:
             fix = f"install {usual}, name yours in CXX, or give --compile=False"
             raise UserError(what, "compile=True", fix)
 
-        trouble = cache_trouble() if asked else ""
-        if asked is True and trouble:
-            fix = "name a folder that can be written, or give --compile=False"
-            raise UserError(trouble, "environment: TORCHINDUCTOR_CACHE_DIR", fix)
-
         self.compile = asked
         why = "as given or stored"
         if asked == "auto":
             self.compile, why = compile_pays(self.device_kind, flops, compiler)
-            if self.compile and trouble:
-                self.compile = False
-                why = trouble
         if self.device_kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
             if self.compile or flops > BFLOAT16_PAYS:
                 self.dtype = "bfloat16"
@@ -112,18 +103,6 @@ def compile_pays(kind, flops, compiler):
     if flops > COMPILE_PAYS:
         return True, "long enough to earn back the compile time"
     return False, "too short to earn back the compile time"
-
-
-def cache_trouble():
-    """Why torch.compile cannot write to the cache that the user chose; "" if it can."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        return f"cannot write the compile cache {folder}: {error.strerror}"
-    return ""
 
 
 def find_device(device="auto"):

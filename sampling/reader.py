@@ -80,10 +80,10 @@ def ragged(rows, device="cpu"):
 
 
 def most_positions(model):
-    """How many tokens a model with learned positions has positions for; None for any number."""
+    """How many tokens a model has positions for; None for any number."""
     model = getattr(model, "model", model)  # without the Fast one around it
-    learned = hasattr(model, "wpe") and getattr(model.config, "position", "learned") == "learned"
-    return model.config.block_size if learned else None
+    positions = getattr(model, "wpe", None)  # model.py's table, a Position of parts/, or None
+    return getattr(positions, "num_embeddings", getattr(positions, "limit", None))
 
 
 def note_context(model, tokenizer, prompts, config):

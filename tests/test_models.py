@@ -1,6 +1,6 @@
 """
-The two models, pinned: sizes, the gates (causality, cache, ragged batches), rotary positions, loss,
-dropout, initialisation.
+The two models, pinned: sizes, the gates (causality, cache, ragged batches), the same numbers as the
+parts of parts/, rotary positions, loss, dropout, initialisation.
 
     python -m pytest tests/test_models.py
 """
@@ -14,13 +14,15 @@ from torch.nn import functional as F
 
 import model_llama
 from common.commands import ROOT
+from common.configurator import build
 from helpers import gates
 from helpers.models import random_weights
-from helpers.variants import CORNER, bases, config, randomised, tokens
+from helpers.variants import CORNER, SIZES, bases, config, randomised, tokens
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig, rotary, rotate
-from parts.architectures import make
+from parts.architectures import CORNERS, make
 from parts.cache import KVCache
+from parts.variant import Variant
 
 
 def count(module):
@@ -65,6 +67,38 @@ def test_mlp_width(n_embd, multiplier, multiple_of, width):
 @bases
 def test_the_readable_model_passes_the_gates(base):
     gates.check(base, CORNER)
+
+
+@bases
+def test_corner_is_the_readable_model_to_the_last_bit(base):
+    config_class, model_class = CORNERS[base]
+    torch.manual_seed(3)
+    corner = model_class(build(config_class, SIZES))
+    torch.manual_seed(3)
+    variant = Variant(config(base))
+    differ = "differ from those of parts/ with the same words"
+    assert list(corner.state_dict()) == list(variant.state_dict())
+    for a, b in zip(corner.state_dict().values(), variant.state_dict().values(), strict=True):
+        assert torch.equal(a, b), f"the first values {differ}"  # of one seed
+    with torch.no_grad():
+        for a, b in zip(corner.parameters(), variant.parameters(), strict=True):
+            b.copy_(torch.nn.init.normal_(a, 0.0, 0.3))
+    c = config(base)
+    x = tokens(c)
+    y = tokens(c, seed=2)
+    corner_logits, corner_loss = corner(x, y)
+    logits, loss = variant(x, y)
+    corner_loss.backward()
+    loss.backward()
+    assert torch.equal(corner_logits, logits), f"the logits {differ}"
+    assert torch.equal(corner_loss, loss), "the loss is not that of parts/ with the same words"
+    for a, b in zip(corner.parameters(), variant.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), f"the gradients {differ}"
+    own = KVCache()
+    other = KVCache()
+    for piece in (x[:, :7], x[:, 7:8], x[:, 8:20]):
+        cached = corner(piece, cache=own)[0]
+        assert torch.equal(cached, variant(piece, cache=other)[0]), f"with a cache, logits {differ}"
 
 
 def test_rmsnorm_is_computed_in_fp32():

@@ -24,6 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.errors import UserError, folded
+from common.files import warn_once
 from tokens.token_files import TokenFile
 from tokens.tokenizer import END, encode_batches
 
@@ -361,6 +362,9 @@ def write_pairs(pairs, make_tokenizer, folder):
     if not tokenizer.stops and tokenizer.decode([tokenizer.end]) != "\n":
         fix = "use gpt2 or byte, or a run whose text has line ends"
         raise UserError("no token of this tokenizer ends an answer", "--tokenizer", fix)
+    if getattr(tokenizer, "chat", None):
+        text = "the rows do not have the model's chat template: sample without --chat, too"
+        warn_once(text, "note")
 
     count = facts.rows
     test = min(math.ceil(share_of_test(tokenizer, facts) * count), int(MOST * count))

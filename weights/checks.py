@@ -20,6 +20,8 @@ from parts.variant import VariantConfig
 
 FORMAT = 1  # version of the checkpoint folder; raised when older code can no longer read it
 FOREIGN = "choose another checkpoint: train.py did not write this one"
+PICKLES = (".bin", ".pt", ".pth")
+CONVERT = "docs/nanogpt.md converts a ckpt.pt of nanoGPT"
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
 # What the config.json of a run holds beside the keys of its model. Only earlier versions wrote the
 # last two lines. The entry own_keys names the keys that only its program has. Any other key may be
@@ -37,12 +39,14 @@ RUN_KEYS = """
 
 def check_folder(folder, where):
     """Raise UserError unless this is a folder, and neither a dataset nor one checkpoint."""
+    if folder.suffix in PICKLES and folder.is_file():
+        raise UserError("a pickle can run any code, so it is not read", where, CONVERT)
     if not folder.is_dir():
         raise UserError("this is not a folder", where, "give the folder it is in")
     if (folder / "meta.json").is_file() and (folder / "train.bin").is_file():
         fix = "give the run that was trained on it"
         raise UserError("this is a dataset, not a model or a run", where, fix)
-    if folder.absolute().parent.name == "ckpt":
+    if (folder / "state.json").is_file():
         fix = f"name its run, {os.path.relpath(folder.absolute().parent.parent)}"
         raise UserError("this is a checkpoint of a run", where, fix)
 
@@ -54,9 +58,26 @@ def check_is_model(folder):
         inner = sorted([*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")])
         if inner:
             fix = f"give the folder in it, such as {inner[-1].parent}"
+        if folder.name == "ckpt":
+            fix = f"name its run, {folder.parent}"
+        if (folder / "ckpt.pt").is_file():
+            fix = CONVERT
         if (folder / "adapter_config.json").exists():
             fix = "it is an adapter: merge it into its model (peft: merge_and_unload)"
         raise UserError("this folder has no config.json", folder, fix)
+
+
+def refuse_without_tensors(folder, config):
+    """Raise UserError for a model's folder without *.safetensors. config: its config.json."""
+    what = "this folder has no *.safetensors file"
+    fix = "get the model as safetensors"
+    if "max_iters" in config:  # train.py wrote it
+        what = "this run has no checkpoint"
+        fix = "choose another, or train it until it saves"
+    pickles = [path.name for path in folder.iterdir() if path.suffix in PICKLES]
+    if pickles:
+        what = f"{first_three(pickles)} would need unpickling, which can run any code"
+    raise UserError(what, folder, fix)
 
 
 # ---------------------------------------------------------------- JSON

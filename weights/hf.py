@@ -316,13 +316,7 @@ def read_folder(folder):
             tensors[name] = tensor
             places[name] = path.name
     if not tensors:
-        what, fix = "this folder has no *.safetensors file", "get the model as safetensors"
-        if "max_iters" in config:  # train.py wrote it
-            what, fix = "this run has no checkpoint", "choose another, or train it until it saves"
-        pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-        if pickles:
-            what = f"{first_three(pickles)} would need unpickling, which can run any code"
-        raise UserError(what, folder, fix)
+        checks.refuse_without_tensors(folder, config)
     return config, tensors
 
 

@@ -53,9 +53,9 @@ class Curve:
 
     def worth(self, loss, se, n, ratio=(1.0, 1.0, 1.0)):
         """(worth, low, high) of an arm with this mean loss, its standard error and number of runs,
-        with a 95 % interval: inf above the curve, 0 below it. `ratio` (step time over the base's,
-        low, high) makes it a multiple of the time. The interval carries the errors of the arm, of
-        the curve and of the ratio."""
+        with a 95 % interval: 0 for a loss above the whole curve, inf for one below it. `ratio`
+        (step time over the base's, low, high) makes it a multiple of the time. The interval
+        carries the errors of the arm, of the curve and of the ratio."""
         random = np.random.default_rng(0)
         drawn_means = self.means + self.errors * random.standard_normal((len(self.means), DRAWS))
         arm = loss + se * random.standard_t(max(n - 1, 1), DRAWS)

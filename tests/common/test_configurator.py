@@ -232,9 +232,9 @@ def test_options_are_frozen():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_config_file_is_read(device):
-    """Each shipped config is accepted, within its budget of 40 lines."""
+    """Each shipped config is accepted, one key a line, within its budget of 60 lines."""
     for path in sorted((ROOT / "config").glob("*.py")):
-        assert len(path.read_text().splitlines()) <= 40
+        assert len(path.read_text().splitlines()) <= 60
         if "bench/ablate.py" in path.read_text():
             continue  # a sweep's: tests/bench/test_ablate.py reads these
         scope = lambda given: {"device": device, "device_memory": 80.0}

@@ -12,17 +12,9 @@ from model_llama import Llama, LlamaConfig
 from training.net import recomputed
 
 
-def test_a_compile_cache_that_cannot_be_written(tmp_path, monkeypatch):
-    """It is refused, and compile=auto does without it."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
+def test_compile_auto_needs_a_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "true")  # a compiler
     runtime = Runtime("cpu", "float32", 0, 1)
-    with pytest.raises(UserError, match=r"compile cache .*file: .*TORCHINDUCTOR_CACHE_DIR"):
-        runtime.choose_compile(True, 1)
-    runtime.choose_compile("auto", math.inf)
-    assert not runtime.compile and "cannot write the compile cache" in runtime.reasons["compile"]
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
     runtime.choose_compile("auto", math.inf)
     assert runtime.compile
     monkeypatch.setattr("shutil.which", {"clang++": "clang++"}.get)  # torch tries CXX alone

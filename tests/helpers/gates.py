@@ -7,9 +7,10 @@ from functools import cache
 import torch
 
 from helpers.variants import close, config, randomise, tokens
-from parts.architectures import CORNERS, make
+from parts.architectures import make
 from parts.cache import KVCache
 from parts.variant import VariantConfig
+from sampling.reader import most_positions
 from training.optim import muon_names, parameter_groups
 
 
@@ -129,8 +130,7 @@ def cached(model, cuts=None):
     block_size where the model has positions for it."""
     c = model.config
     if cuts is None:
-        learned = getattr(c, "position", "") == "learned" or isinstance(c, CORNERS["gpt2"][0])
-        T = c.block_size if learned else c.block_size + 9
+        T = most_positions(model) or c.block_size + 9
         cuts = sorted({0, 7, 8, 9, 10, 17, *range(18, T + 1, 2 if T % 2 else 1), T})
     x = tokens(c, T=cuts[-1])
     full = model(x)[0]

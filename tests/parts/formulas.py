@@ -17,9 +17,10 @@ FORMULAS = dict(
 
 
 def reference(slot, word):
-    """The formula of a word. AssertionError where none is written here."""
+    """The formula of a word. LookupError where none is written."""
     formulas = FORMULAS[slot]
     name = f"{slot.upper()}[{word!r}]"
     file = "mixer_references" if slot in ("mixer", "attn_extra") else "references"
-    assert word in formulas, f"no reference for {name}: add one to tests/parts/{file}.py"
+    if word not in formulas:
+        raise LookupError(f"no reference for {name}: add one to tests/parts/{file}.py")
     return formulas[word]

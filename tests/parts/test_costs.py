@@ -54,11 +54,11 @@ def test_costs_are_what_is_counted(change):
     (cache.py doubles), and a ring just for its window."""
     c = configure(**SMALL | change)
     model = Variant(c).eval()
-    assert costs.flops_per_token(c, 20) == flops(model, 20), "correct flops(T) of the part"
+    assert costs.flops_per_token(c, 20) == flops(model, 20), "flops(T) of the part is wrong"
     cache = KVCache()
     with torch.no_grad():
         model(torch.zeros(1, 32, dtype=torch.long), cache=cache)
-    assert cache.size() == costs.kv_bytes(c, 64), "correct held(T) of the mixer"
+    assert cache.size() == costs.kv_bytes(c, 64), "held(T) of the mixer is wrong"
 
 
 def test_backward_costs_twice_the_forward():

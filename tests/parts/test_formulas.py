@@ -137,7 +137,10 @@ WORDS = [(slot, word) for slot, words in SLOTS.items() for word in words]
 @pytest.mark.parametrize("slot, word", WORDS)
 def test_a_word_is_its_formula(slot, word):
     """Of every word, also of those without a reference, which this names."""
-    globals()[f"check_{slot}"](word)
+    try:
+        globals()[f"check_{slot}"](word)
+    except AssertionError as error:
+        raise AssertionError(f"{slot}={word} is not its formula in references.py") from error
 
 
 MIXED = [

@@ -10,14 +10,13 @@ import itertools
 import pytest
 import torch
 
-from common.configurator import build
 from common.errors import UserError
 from helpers import gates
-from helpers.variants import SCALED, SIZES, SLOTS, bases, config, gate, randomised, tokens
+from helpers.variants import SCALED, SLOTS, bases, config, gate, randomised
 from parts import attention
-from parts.architectures import ARCH, CORNERS, make
+from parts.architectures import ARCH, make
 from parts.attn_extra import Extra
-from parts.cache import KVCache, visible
+from parts.cache import visible
 from parts.slots import ATTN_EXTRA, MIXER, MLP, POSITION
 from parts.variant import Variant
 
@@ -79,35 +78,6 @@ def test_an_addition_whose_parameters_would_not_train_is_refused(monkeypatch):
     monkeypatch.setitem(ATTN_EXTRA, "gain", HeadGain)
     with pytest.raises(TypeError, match="on `attention`"):
         Variant(config("gpt2", dict(attn_extra="gain")))
-
-
-@bases
-def test_corner_is_the_readable_model_to_the_last_bit(base):
-    config_class, model_class = CORNERS[base]
-    torch.manual_seed(3)
-    corner = model_class(build(config_class, SIZES))
-    torch.manual_seed(3)
-    variant = Variant(config(base))
-    assert list(corner.state_dict()) == list(variant.state_dict())
-    for a, b in zip(corner.state_dict().values(), variant.state_dict().values(), strict=True):
-        assert torch.equal(a, b)  # one seed, one initialisation
-    with torch.no_grad():
-        for a, b in zip(corner.parameters(), variant.parameters(), strict=True):
-            b.copy_(torch.nn.init.normal_(a, 0.0, 0.3))
-    c = config(base)
-    x = tokens(c)
-    y = tokens(c, seed=2)
-    corner_logits, corner_loss = corner(x, y)
-    logits, loss = variant(x, y)
-    corner_loss.backward()
-    loss.backward()
-    assert torch.equal(corner_logits, logits) and torch.equal(corner_loss, loss)
-    for a, b in zip(corner.parameters(), variant.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad)
-    own = KVCache()
-    other = KVCache()
-    for piece in (x[:, :7], x[:, 7:8], x[:, 8:20]):
-        assert torch.equal(corner(piece, cache=own)[0], variant(piece, cache=other)[0])
 
 
 PAIRS = [
