@@ -102,7 +102,7 @@ class Rope(Position):
         angle = pos[:, None, :, None] * freq  # (B or 1, 1, T, width / 2), in fp32
         cos = angle.cos()
         sin = angle.sin()
-        if temperature != 1:
+        if temperature != 1:  # else these are two operations more than in model_llama.py
             cos = cos * temperature
             sin = sin * temperature
         return cos, sin

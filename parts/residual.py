@@ -154,6 +154,7 @@ class ConstrainedConnection(Part):
 
         X'_i = sum_j A_ij X_j + b_i F(sum_j a_j X_j)
 
+    As in the paper, A_ij is what stream i takes from j; in Connection it is what j takes from i.
     a = sigmoid(a~), b = 2 sigmoid(b~), and A is exp(A~) made doubly stochastic. Each of a~, b~ and
     A~ is s W norm(X) + c. W (n (n + 2), n C) reads all streams at once, the c are learned numbers,
     and there is one s for each of the three. norm is RMSNorm over the n C numbers. As in the paper,
@@ -227,11 +228,11 @@ class DepthMix(Part):
     a weight, which w takes over here.
     """
 
-    def __init__(self, config, sources):
-        """sources: the number of h_j. The embedding alone needs no w."""
+    def __init__(self, config, count):
+        """count: the number of h_j. The embedding alone needs no w."""
         super().__init__()
-        self.sources = sources
-        self.query = nn.Parameter(torch.empty(config.n_embd)) if sources > 1 else None
+        self.count = count
+        self.query = nn.Parameter(torch.empty(config.n_embd)) if count > 1 else None
 
     def reset(self):
         nn.init.zeros_(self.query)
@@ -246,7 +247,7 @@ class DepthMix(Part):
 
     def flops(self, T):
         """The scores. The weighted sum is not computed as a matrix product, and so not counted."""
-        return 0 if self.query is None else 2 * self.sources * self.query.numel()
+        return 0 if self.query is None else 2 * self.count * self.query.numel()
 
 
 class AttnRes(Plain):

@@ -10,7 +10,7 @@ SCHEDULE = {
     # Loshchilov & Hutter 2016, arXiv:1608.03983
     "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
     "linear": lambda t: 1 - t,
-    # warm-up, stable, decay over the last fifth (Hu et al. 2024, arXiv:2404.06395)
+    # warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395); linear, over the last fifth
     "wsd": lambda t: min(1.0, (1 - t) / 0.2),
     "constant": lambda t: 1.0,
 }

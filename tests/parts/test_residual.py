@@ -89,7 +89,7 @@ def test_the_head_reads_a_mix_too(block):
     """Of as many as were written, and the first sublayer reads the embedding, without a query."""
     model = randomised(config("llama", dict(residual="attn_res", block=block)))
     writes = 2 if block == "parallel" else 4
-    counts = [mix.sources for each in model.blocks for mix in each.residual.mixes]
+    counts = [mix.count for each in model.blocks for mix in each.residual.mixes]
     assert counts == list(range(1, writes + 2))
     queries = [key for key, _ in model.named_parameters() if key.endswith(".query")]
     assert len(queries) == writes
