@@ -3,20 +3,37 @@ condition returns whether it holds, or a list of the arms, runs or keys that it 
 
 import math
 
+from bench.ablation import plans
 from bench.ablation.rows import control_losses
 from bench.settings.plan import tokens_of
 
 
 def failed_runs(section):
     runs = section.runs
-    failed = runs[(runs["status"] == "failed") & runs["current"]]
-    groups = failed.groupby(["arm", "reason"], sort=False)
+    return counted(runs[(runs["status"] == "failed") & runs["current"]], "reason")
+
+
+def rows_left_out(section):
+    return counted(section.runs[~section.runs["current"]], "left_out")
+
+
+def counted(runs, why):
+    """A text for each arm and each reason, which is in the column `why`, with the runs."""
+    groups = runs.groupby(["arm", why], sort=False)
     return [f"{arm}: {reason} ({len(group)})" for (arm, reason), group in groups]
 
 
-def stale_rows(section):
-    stale = section.runs.loc[~section.runs["current"], "arm"].value_counts(sort=False)
-    return [f"{arm} ({count})" for arm, count in stale.items()]
+def arms_not_named(section):
+    others = section.facts.family - len(plans.judged_arms(section.plan))
+    return [f"{section.facts.family} arms"] if others else []
+
+
+def base_did_not_learn(section):
+    runs = section.ended[section.ended["control"]]
+    failed = runs["status"] == "diverged"
+    if not section.facts.above_trigrams:  # which has a caveat of its own
+        failed |= runs["stuck"]
+    return [f"{failed.sum()} of {len(runs)} runs of the base and base again"] if any(failed) else []
 
 
 def joined_machines(section):
@@ -29,14 +46,6 @@ def replicate_differs(section):
     low = section.replicate["low"]
     high = section.replicate["high"]
     return bool(((low > 0) | (high < 0)).any())
-
-
-def has_not_learned(section):
-    return [beside_n_grams(section)] if section.facts.above_trigrams else []
-
-
-def has_learned_little(section):
-    return [beside_n_grams(section)] if section.facts.marked else []
 
 
 def beside_n_grams(section):
@@ -71,19 +80,23 @@ def rates_at_the_edge(section):
 CAVEATS = (  # the most important first
     (failed_runs, "Runs failed. The next start tries them again; no mean includes them."),
     (
-        stale_rows,
-        "Rows of a machine without runs of the base, or whose base differs (Welch's test, 5 %), and"
-        " rows of arms that the command does not name, of other code, configurations or learning"
-        " rates, or of more seeds than were planned, are left out.",
+        base_did_not_learn,
+        "The base itself did not learn in some runs: the arms are not to blame if theirs fail.",
     ),
+    (
+        arms_not_named,
+        "p (Holm) counts all arms that have been measured here, also those that the command does"
+        " not name.",
+    ),
+    (rows_left_out, "Rows are left out."),
     (joined_machines, "Runs of several machines are joined: their runs of the base agree."),
     (
-        has_not_learned,
+        lambda section: section.facts.above_trigrams and [beside_n_grams(section)],
         "The base has not learned: it stays above the trigrams of the text that it sees. So this is"
         " a screening, and uses the words of a screening.",
     ),
     (
-        has_learned_little,
+        lambda section: section.facts.marked and [beside_n_grams(section)],
         "The base has learned little: it beats trigrams, but not the best n-grams of its text.",
     ),
     (

@@ -103,9 +103,6 @@ def log_axis(axes, places, labels):
     axes.minorticks_off()
 
 
-# ---------------------------------------------------------------- effects
-
-
 def forest(section):
     """The difference of each change, with its 95 % interval, and as a number at the right. A filled
     mark: better, worse or a tie; an open circle: any other verdict."""

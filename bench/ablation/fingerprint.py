@@ -270,9 +270,6 @@ def rounded(numbers):
     return [float(f"{x:.6e}") if math.isfinite(x) else str(x) for x in numbers]
 
 
-# ---------------------------------------------------------------- the check of stored sweeps
-
-
 def check(line, with_form):
     """[text] of the quantities that today's code computes otherwise than a stored fingerprint.
     with_form: also in the form of its runs, if its numbers are stored."""

@@ -3,10 +3,7 @@ The identity of a row: the numbers that its arm computes, however the code is wr
 
 A row is valid for its configuration, its data, torch's version, and the fingerprint of its arm, the
 numbers that fingerprint.py computes. OUT/fingerprints.jsonl stores a fingerprint for each arm, with
-an id, which rows carry as their code_hash. Code that gives the same numbers, up to the rounding of
-another machine, has the same id, however it was moved, renamed or rewritten. Code that gives other
-numbers gets another id. How far rounding moves a number is measured: by twins, which start from
-weights that differ in the last bit. A line holds
+an id, which rows carry as their code_hash (docs/ablation.md, Stale rows). A line holds
 
     id, arm     as in rows.jsonl                        values   the arm's keys of train.py
     kind        of the data, which the numbers need     numbers  what fingerprint.compute returns

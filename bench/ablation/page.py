@@ -33,8 +33,6 @@ from common.files import write as write_file
 
 CUT = math.log(10)  # of a figure's axis
 
-# ---------------------------------------------------------------- a part
-
 
 @dataclass
 class Part:

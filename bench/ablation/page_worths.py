@@ -96,9 +96,6 @@ def name_of(facts):
     return f"{facts['setting']}: {', '.join(shown)}"
 
 
-# ---------------------------------------------------------------- texts of rows
-
-
 def marked(row):
     """The worth of a row {"worth", "beyond"}: at least or at most so much beyond a curve's end."""
     return f"{BEYOND[row['beyond']]}{row['worth']:.2f}"

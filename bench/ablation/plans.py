@@ -84,6 +84,13 @@ def judged_arms(plan):
     return arms
 
 
+def counted_arms(plan, measured):
+    """The arms that Holm's method corrects for: those of a plan, and all others that were measured
+    in its folder. Their p is not known and counts as 1: the other p are then corrected no less than
+    beside it, so that a command with fewer arms makes no verdict surer."""
+    return {*judged_arms(plan), *(set(measured) - plan["arms"].keys())}
+
+
 def control_runs(arms, seeds, stated=None):
     """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms: both
     together `stated`, or sqrt(arms) * seeds, but at least seeds + 2."""

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from bench.ablation import power
+from bench.ablation import plans, power
 from bench.ablation.arms import BASE, described
 from common.commands import WIDTH
 from common.errors import WRAP, printable
@@ -97,11 +97,13 @@ def print_plan(sweep, jobs):
 def what_it_shows(sweep):
     """The smallest difference and tie that a sweep can show."""
     seeds = sweep.config.seeds
+    plan = sweep.outline()
     counts = sweep.planned_runs()
-    control = sum(counts[name] for name in sweep.control_arms())
+    done = Counter(row["arm"] for row in sweep.rows.values() if row["purpose"] == "report")
+    control = sum(max(counts[name], done[name]) for name in plans.control_group(plan))
     if "ladder" in sweep.config.designs:
         control = seeds  # of the rung below
-    family = len(sweep.judged_arms())
+    family = len(plans.counted_arms(plan, sweep.measured))
     se = math.sqrt(1 / seeds + 1 / control)
     if sweep.config.screening:
         df = sum(counts.values()) - len(counts)

@@ -26,8 +26,6 @@ from common.configurator import print_help
 from common.errors import UserError, printable
 from common.files import write as write_file
 
-# ---------------------------------------------------------------- the registry
-
 # The tables and figures of a report, each as (function, title, place). The function takes a Section
 # and returns a DataFrame of texts, a Figure, or None if it has no content. Its docstring is the
 # caption, with what tables.EXPLAINED says of the columns that are there.
@@ -44,8 +42,6 @@ ITEMS = (
 )
 
 LATEX = str.maketrans({"\u2212": "$-$", "\u2013": "--", "×": r"$\times$", "±": r"$\pm$"})
-
-# ---------------------------------------------------------------- the sweep of a report
 
 
 @dataclass
@@ -104,11 +100,16 @@ class Section:
         """The multiples of the base's time [2] between which the worth of an arm is known."""
         return self.curve_ends / self.cost(arm, "step_ratio")
 
+    @property
+    def ended(self):
+        """The reported runs that count, also those that diverged."""
+        runs = self.runs[self.runs["current"] & (self.runs["status"] != "failed")]
+        return runs[runs["purpose"] == "report"]
+
     def reported(self, arm):
-        """The runs of an arm that count, by seed."""
-        runs = self.runs[(self.runs["arm"] == arm) & self.runs["current"]]
-        counts = (runs["purpose"] == "report") & (runs["status"] == "done")
-        return runs[counts].sort_values("seed")
+        """The runs of an arm that have a loss, by seed."""
+        runs = self.ended[self.ended["arm"] == arm]
+        return runs[runs["status"] == "done"].sort_values("seed")
 
     def command_of(self, arm):
         """The command of one reported run of an arm, however it ended."""
@@ -130,8 +131,7 @@ class Section:
 
     def missing(self):
         """[(arm, planned runs, ended runs)] of the arms whose planned runs have not all ended."""
-        runs = self.runs[self.runs["current"] & (self.runs["status"] != "failed")]
-        ended = runs[runs["purpose"] == "report"]["arm"].value_counts()
+        ended = self.ended["arm"].value_counts()
         planned = plans.planned_runs(self.plan, self.plan["seeds"])
         counts = [(arm, count, int(ended.get(arm, 0))) for arm, count in planned.items()]
         return [entry for entry in counts if entry[2] < entry[1]]
@@ -222,8 +222,8 @@ def write_paper(path, content):
 
 def contents_of(section, paper):
     """The content of a report, for the templates."""
-    done = section.runs[section.runs["current"] & (section.runs["status"] == "done")]
-    samples = done[(done["sample"] != "") & (done["purpose"] == "report")].drop_duplicates("arm")
+    runs = section.runs[section.runs["current"] & (section.runs["status"] != "failed")]
+    samples = section.ended[section.ended["sample"] != ""].drop_duplicates("arm")
     return {
         "section": section,
         "plan": section.plan,
@@ -235,7 +235,7 @@ def contents_of(section, paper):
         "figures": items_of("figures", section, paper),
         "details": items_of("details", section, paper),
         "samples": samples.set_index("arm")["sample"].str.rstrip().to_dict(),
-        "runs": done,
+        "runs": runs,
     }
 
 

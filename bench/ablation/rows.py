@@ -7,6 +7,7 @@ Columns of `load`:
     purpose      report | tune | curve                   tokens       multiple of the base's tokens
     status       done | diverged | failed                current      made by the plan as it is now,
                                                                       on machines that agree
+                                                         left_out     why it is not current
     stuck        did not learn: a run of the base's length that ended above trigrams
     control      base or its replicate                   seconds      of training, by its log
     val_loss     on all of the validation text, nats per token
@@ -54,7 +55,7 @@ PRICES = {  # column -> keys of costs.jsonl
 COSTS = tuple(PRICES)
 RUN = ["arm", "seed", "rate", "purpose", "code_hash", "config_hash"]  # what identifies a run
 COLUMNS = ["sweep", "text", "arm", "seed", "rate", "purpose", "tokens", "status", "stuck"]
-COLUMNS += ["current", "control", *LOSSES, "bits_per_byte", *NUMBERS]
+COLUMNS += ["current", "left_out", "control", *LOSSES, "bits_per_byte", *NUMBERS]
 COLUMNS += ["machine", "blocks", "curve", "extrapolation", *TEXTS]
 KINDS = {"seed": int, "stuck": bool, "current": bool, "control": bool}
 KINDS |= dict.fromkeys(["tokens", *LOSSES, "bits_per_byte", *NUMBERS], float)
@@ -87,7 +88,7 @@ def mark_beyond_plan(lines, plan):
     ended = [line for line in lines if line["purpose"] == "report" and line["status"] != "failed"]
     reported = [line for line in ended if line["arm"] in seeds]
     for line in reported:
-        if is_current(line, plan):
+        if not why_left_out(line, plan):
             seeds[line["arm"]].add(line["seed"])
     for line in reported:
         line["beyond_plan"] = line["seed"] not in sorted(seeds[line["arm"]])[: plan["seeds"]]
@@ -101,7 +102,9 @@ def table(lines, plan, prices=()):
     runs = pd.DataFrame([row_of(line, plan) for line in lines], columns=COLUMNS).astype(KINDS)
     order = runs.status.map(STATUSES.index).sort_values(kind="stable").index
     runs = runs.loc[order].drop_duplicates([*RUN, "machine"], keep="last")
-    runs["current"] &= ~runs.machine.isin(machines_apart(runs))
+    apart = runs.current & runs.machine.isin(machines_apart(runs))
+    runs.loc[apart, "left_out"] = "another machine, whose base differs or has no two runs"
+    runs["current"] &= ~apart
     order = (runs.current & (runs.status != "failed")).sort_values(kind="stable").index
     runs = runs.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
     arms = table_of_costs(prices, plan)
@@ -165,6 +168,7 @@ def row_of(line, plan):
     if status == "done" and not math.isfinite(losses["val_loss_report"]):
         status = "diverged"
     facts = plan["arms"].get(arm, {})
+    left_out = why_left_out(line, plan)
     return {
         "sweep": plan["name"],
         "text": plan["data"].get("dataset") or "",
@@ -175,7 +179,8 @@ def row_of(line, plan):
         "tokens": float(facts.get("curve") or 1),
         "status": status,
         "stuck": status == "done" and is_stuck(losses["val_loss"], facts, plan),
-        "current": is_current(line, plan),
+        "current": not left_out,
+        "left_out": left_out,
         "control": arm in control_group(plan),
         **losses,
         "bits_per_byte": losses["val_loss"] * bits_per_byte(plan),
@@ -195,17 +200,17 @@ def is_stuck(loss, facts, plan):
     return isinstance(trigrams, Real) and not facts.get("curve") and loss > trigrams
 
 
-def is_current(line, plan):
-    """Whether the plan's code, configuration and, if reported, rate and seeds made a line."""
+def why_left_out(line, plan):
+    """Why the plan does not count a line; "" if it does."""
     facts = plan["arms"].get(line["arm"])
-    if not facts or line.get("beyond_plan"):
-        return False
+    if not facts:
+        return "not named by the command"
     if any(facts[key] != line.get(key) for key in HASHES):
-        return False
-    rates = plan["chosen_lr"]
-    if line["purpose"] == "curve":
-        return line["lr"] == rates.get(plan["base"], 1)
-    return line["purpose"] == "tune" or line["lr"] == rates.get(line["arm"], 1)
+        return "other code or another configuration"
+    arm = plan["base"] if line["purpose"] == "curve" else line["arm"]
+    if line["purpose"] != "tune" and line["lr"] != plan["chosen_lr"].get(arm, 1):
+        return "another learning rate"
+    return "more seeds than planned" if line.get("beyond_plan") else ""
 
 
 # ---------------------------------------------------------------- costs

@@ -4,7 +4,7 @@ of tokens, and its first runs to report, which fix the margin; all other runs, s
 import math
 import statistics
 
-from bench.ablation import rows, runs, worth
+from bench.ablation import plans, rows, runs, worth
 from bench.ablation.arms import BASE
 from bench.ablation.identity import digest
 from bench.ablation.progress import RunBar
@@ -16,9 +16,6 @@ REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
 CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
 EXTENSIONS = 2  # times that a grid of rates is extended if the chosen rate is at its edge
 CONTROLS = 8  # runs of the base when another kind of machine continues a sweep
-
-
-# ---------------------------------------------------------------- the runs
 
 
 def job_of(sweep, arm, seed, lr, purpose):
@@ -204,8 +201,8 @@ def fix_margin(sweep):
     tokens, unless it is given or was fixed before, or an arm has been reported already."""
     if sweep.margin is not None or not curve_jobs(sweep):
         return
-    judged = sweep.judged_arms()
-    if any(row["purpose"] == "report" and row["arm"] in judged for row in sweep.rows.values()):
+    control = plans.control_group(sweep.outline())
+    if any(row["purpose"] == "report" and row["arm"] not in control for row in sweep.rows.values()):
         return
     curve = worth.curve_of(rows.load(sweep.out))
     margin = curve.margin() if curve else math.nan

@@ -90,9 +90,6 @@ def wait_until_quiet(patience, show=lambda detail: None):
         show(f"other work keeps {work.share():.0%} of the cores busy")
 
 
-# ---------------------------------------------------------------- sides that take turns
-
-
 def turns(names, rounds):
     """Yield (round, name). In each round every side takes one turn. The order rotates and reverses
     from round to round, so that no side always follows the same one, and other work slows all of

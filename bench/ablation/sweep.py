@@ -4,6 +4,7 @@ their order."""
 import json
 import math
 import shlex
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +28,7 @@ from training.settings import TrainConfig
 from weights import checkpoint
 
 NOT_STORED = ("name", "values")  # facts of an arm that sweep.json does not repeat
-PLANNED = ("seeds", "first_seed", "controls")  # the runs that the verdicts are of
+PLANNED = ("seeds", "first_seed", "controls", "margin")  # what the verdicts are of
 # Keys of a sweep that sweep.json holds unchanged.
 STORED = ("question", "prompt", "match", "lr_grid", "seeds", "first_seed", "controls", "screening")
 
@@ -72,6 +73,7 @@ class Sweep:
     costs: dict = field(default_factory=dict)  # {arm: its row of costs.jsonl}
     predicted: dict = field(default_factory=dict)  # {arm: seconds of a run}
     rows: dict = field(default_factory=dict)  # {key of a job: its row of rows.jsonl}
+    measured: set = field(default_factory=set)  # arms with a reported row, of any code
     lock: IO | None = None
 
     @property
@@ -86,21 +88,13 @@ class Sweep:
     # ------------------------------------------------------------ its plan
 
     def outline(self):
-        """The keys of the plan that planned_runs and control_group read."""
+        """The keys of the plan that the functions of plans.py read."""
         return {
             "base": BASE,
             "arms": {name: vars(arm) for name, arm in self.arms.items()},
             "screening": self.config.screening,
             "controls": self.config.controls,
         }
-
-    def control_arms(self):
-        """The names of the base and of its replicate."""
-        return plans.control_group(self.outline())
-
-    def judged_arms(self):
-        """The names of the arms that get a verdict."""
-        return plans.judged_arms(self.outline())
 
     def planned_runs(self):
         """{arm: runs to report}."""
@@ -140,20 +134,28 @@ class Sweep:
     def load_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
         stored = read_rows(self.out / "rows.jsonl", rows.is_row)
-        current = []
+        self.rows = {}
+        others = {"arms that this command does not name": Counter()}
+        others["other code or another configuration"] = Counter()
+        not_named, changed = others.values()
         for row in stored:
             arm = self.arms.get(row["arm"])
-            if arm and hashes(row) == hashes(vars(arm)):
-                current.append(row)
-        self.rows = {runs.key(row): row for row in current if row["status"] != "failed"}
-        if len(stored) > len(current):
-            number = len(stored) - len(current)
-            others = sorted({row["arm"] for row in stored} - self.arms.keys())
-            named = f" ({', '.join(others)})" if others else ""
-            say(
-                f"{number} rows here come from other code, another configuration or other arms"
-                f"{named}: they stay, and the report is without them (another --out_dir keeps both)"
-            )
+            ended = row["status"] != "failed"
+            if ended and row["purpose"] == "report":
+                self.measured.add(row["arm"])
+            if not arm:
+                not_named[row["arm"]] += 1
+            elif hashes(row) != hashes(vars(arm)):
+                changed[row["arm"]] += 1
+            elif ended:
+                self.rows[runs.key(row)] = row
+        for what, counts in others.items():
+            if counts:
+                named = ", ".join(f"{arm} {count}" for arm, count in counts.items())
+                say(
+                    f"{counts.total()} rows here are of {what} ({named}): they stay, and the report"
+                    " is without them (another --out_dir keeps both)"
+                )
         if stored:
             say(f"{len(self.rows)} runs are done already")
 
@@ -224,10 +226,9 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
 
     machine = find_machine(base["device"], config.workers, elsewhere)
     settled = settle_machine(machine, base, {"vocab_size": data["vocab_size"]} | arms[BASE].values)
-    for arm in arms.values():
-        arm.values |= settled
     threads = machine.threads if machine.device_kind == "cpu" else None
-    for arm in arms.values():
+    for arm in arms.values():  # the base first
+        arm.values |= settled
         match_arm(arm, arms[BASE], config.match, data["vocab_size"])
         arm.config_hash = config_hash(arm.values, data, machine.facts["torch"], threads)
     with doing("computing the fingerprints of the arms") as show:
@@ -237,12 +238,12 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     same_base = stored and hashes(stored["arms"][stored["base"]]) == hashes(vars(arms[BASE]))
     kept = stored if same_base else {}  # what was fixed earlier, for the same base only
-    check_seeds(kept, config)
+    check_planned(kept, config)
     # The replicate takes the rate of the base.
     tuned = [name for name, arm in arms.items() if not arm.curve and not arm.replicate]
     sweep = Sweep(
         config=config,
-        command=shlex.join(["python", "bench/ablate.py", *settings.arguments]),
+        command=command_of(settings, kept),
         trainer=trainer,
         machine=machine,
         arms=arms,
@@ -276,21 +277,32 @@ def hashes(facts):
     return [facts.get(key) for key in plans.HASHES]
 
 
-def check_seeds(kept, config):
-    """Raise UserError if other runs are asked for than a sweep with reported runs had planned: its
-    verdicts are of the planned runs."""
-    if not kept:
-        return
+def command_of(settings, kept):
+    """The command that continues a sweep, with the margin that was given earlier."""
+    arguments = settings.arguments
+    if settings.config.margin is None and kept.get("margin_source") == "given":
+        arguments = [*arguments, f"--margin={kept['margin']}"]
+    return shlex.join(["python", "bench/ablate.py", *arguments])
+
+
+def check_planned(kept, config):
+    """Raise UserError if other runs or another margin are asked for than a sweep with reported arms
+    had planned: its verdicts are of what was planned. Without --margin it keeps its own."""
     planned = {key: kept.get(key, getattr(config, key)) for key in PLANNED}
-    other = {key: getattr(config, key) for key in planned if getattr(config, key) != planned[key]}
-    if not other:
+    asked = {key: getattr(config, key) for key in PLANNED}
+    if asked["margin"] is None:
+        asked["margin"] = planned["margin"]
+    if asked == planned:
         return
     stored = read_rows(Path(config.out_dir) / "rows.jsonl", rows.is_row)
-    if any(row["purpose"] == "report" and row["arm"] in plans.judged_arms(kept) for row in stored):
-        shown = ", ".join(f"{key}={value}" for key, value in planned.items() if value is not None)
-        what = f"this sweep was planned with {shown}, and its verdicts are of these runs"
-        where = ", ".join(f"{key}={value}" for key, value in other.items())
-        raise UserError(what, where, "run more in another --out_dir, with --first_seed")
+    control = plans.control_group(kept)
+    if any(row["purpose"] == "report" and row["arm"] not in control for row in stored):
+        shown = ", ".join(f"{key}={x:g}" for key, x in planned.items() if x is not None)
+        other = ", ".join(f"{key}={x}" for key, x in asked.items() if x != planned[key])
+        what = f"arms are reported here, as planned with {shown}"
+        fresh = planned["first_seed"] + max(plans.planned_runs(kept, planned["seeds"]).values())
+        fix = f"choose another --out_dir, with --first_seed={fresh}"
+        raise UserError(what, f"asked: {other}", fix)
 
 
 def check_arms(arms, vocab_size, show):

@@ -9,6 +9,7 @@ import pandas as pd
 from bench.ablation.arms import described
 from bench.ablation.comparisons import TEST
 from bench.ablation.plans import bits_per_byte
+from bench.ablation.power import MOST_SEEDS
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
@@ -27,8 +28,8 @@ EXPLAINED = {
     "what changes": "What changes: all that the arm has in another way than the base.",
     "loss (sd)": "Loss: mean on the reported half of the validation text, with the standard "
     "deviation of a run.",
-    "p": "p: this comparison alone.",
-    "p (Holm)": "p (Holm): corrected over the arms, and held against 5 %.",
+    "p": "p: Welch's test of this comparison alone; a screening takes one variance for all arms.",
+    "p (Holm)": "p (Holm): of all tests that a verdict needs, corrected over the arms, at 5 %.",
     "p (tie)": "p (tie): that the difference is smaller than the margin, corrected as well.",
     "worth × time": "Worth × time: the worth in tokens divided by the time of a step.",
     "FLOPs/token": "FLOPs are of a forward pass.",
@@ -116,17 +117,24 @@ def verdicts_table(section):
         cells["difference [95 %]"] = difference(row)
         cells["worth × tokens"] = multiple(row, ends=section.curve_ends)
         cells["step time"] = step_time({key: section.cost(row["arm"], key) for key in STEP_RATIO})
-        cells["runs"] = f"{row['n']:.0f}"
-        if row["diverged"] > 0:
-            cells["runs"] += f", {row['diverged']:.0f} diverged"
+        cells["runs"] = runs_text(row["n"], row["diverged"])
         cells["parameters"] = number(section.cost(row["arm"], "parameters"), short)
         cells["seeds to decide"] = number(row["seeds_to_decide"], ".0f")
+        if row["seeds_to_decide"] == math.inf:
+            cells["seeds to decide"] = f">{MOST_SEEDS}"
         rows.append(cells | outcomes(section, row["arm"] if row["kind"] != "replicate" else ""))
     base = section.plan["base"]
-    first = {"change": base, "runs": str(len(section.reported(base)))} | outcomes(section, base)
+    runs = section.ended[section.ended["arm"] == base]
+    first = {"change": base, "runs": runs_text(len(runs), (runs["status"] == "diverged").sum())}
+    first |= outcomes(section, base)
     first["parameters"] = number(section.cost(base, "parameters"), short)
     columns = list(dict.fromkeys(key for row in [*rows, first] for key in row))
     return without_empty_columns(pd.DataFrame([first, *rows], columns=columns).fillna(DASH))
+
+
+def runs_text(n, diverged):
+    """The number of runs, and of those that diverged."""
+    return f"{n:.0f}, {diverged:.0f} diverged" if diverged else f"{n:.0f}"
 
 
 def outcomes(section, arm):
@@ -174,9 +182,6 @@ def what_changes(section, row):
     return text or DASH
 
 
-# ---------------------------------------------------------------- the noise
-
-
 def noise_table(section):
     """How much runs of the same model differ."""
     facts = section.facts
@@ -202,9 +207,6 @@ def missing_table(section):
     return without_empty_columns(frame.astype(str))
 
 
-# ---------------------------------------------------------------- costs
-
-
 def costs_table(section):
     """Medians of single steps; the arms take turns."""
     rows = [
@@ -224,9 +226,6 @@ def costs_table(section):
     if rows and table["machine"].nunique() == 1:
         table = table.drop(columns="machine")
     return without_empty_columns(table)
-
-
-# ---------------------------------------------------------------- longer contexts
 
 
 def contexts(section, arm):

@@ -3,13 +3,7 @@ The verdict on each comparison of a sweep, as columns of a table, from the table
 
 An arm's runs are compared with the control group: the runs of the base and of its replicate
 together. docs/ablation.md explains the method; tests/helpers/simulate.py measures the error and the
-power of `verdicts`.
-
-- A verdict needs Welch's test and Student's: its p is the larger of the two. Welch's errs where an
-  arm's few runs agree by chance, Student's where an arm spreads more than the base. A screening
-  and the replicate pool one variance over all arms.
-- Holm's method corrects for all planned comparisons of the sweep; those that have not run count
-  with p = 1. A verdict is of the planned runs: before all of them have been tried there is none.
+power of `verdicts`. A screening and the replicate pool one variance over all arms.
 """
 
 import math
@@ -45,12 +39,9 @@ class Facts:
     base_sd: float = math.nan
     margin: float = math.nan  # the largest difference that counts as none
     margin_source: str = "none"
-    family: int = 0  # comparisons that Holm's method corrects for
+    family: int = 0  # arms that Holm's method corrects for
     smallest_visible: float = math.nan  # difference that 80 of 100 such sweeps find
     tie_power: float = math.nan  # chance that an equal arm is called a tie
-
-
-# ---------------------------------------------------------------- a sweep
 
 
 def judge(runs, plan):
@@ -70,7 +61,8 @@ def judge(runs, plan):
 
     comparisons = comparisons_of(plan)
     judged = [row for row in comparisons if row["kind"] == "swap"]
-    facts.family = len(judged)
+    measured = runs.arm[(runs.purpose == "report") & (runs.status != "failed")]
+    facts.family = len(plans.counted_arms(plan, measured))
     pooled = contrasts.pooled_variance([values.to_numpy() for values in losses.values()])
 
     missing = missing_arms(runs, plan)
@@ -123,9 +115,6 @@ def margin_of(plan, curve):
     return math.nan, "none"
 
 
-# ---------------------------------------------------------------- words
-
-
 def decided(judged, losses, facts):
     """The columns of each row of the family: its verdict and its corrected p-values."""
     if not judged:
@@ -152,21 +141,17 @@ def decided(judged, losses, facts):
 def screened(judged, facts):
     """The columns of each row in a screening. Its verdict is "fails k of n" if any run failed,
     "better, by more than the noise", the same of "worse", or "not seen"."""
-    p = {row["arm"]: row["p"] for row in judged if math.isfinite(row["low"])}
-    p_holm = contrasts.holm(list(p.values()), facts.family)
-    corrected = {arm: float(p_holm[place]) for place, arm in enumerate(p)}
-    family = []
+    found = {row["arm"]: {} for row in judged}
+    compared = [row for row in judged if math.isfinite(row["low"])]
+    corrected = contrasts.holm([row["p"] for row in compared], facts.family)
+    for row, p in zip(compared, corrected.tolist(), strict=True):
+        side = "better" if row["difference"] < 0 else "worse"
+        word = f"{side}, by more than the noise" if p <= ALPHA else "not seen"
+        found[row["arm"]] = {"p_holm": p, "verdict": word, "all_tried": True}
     for row in judged:
-        columns = {}
-        if row["arm"] in corrected:
-            p_of_arm = corrected[row["arm"]]
-            side = "better" if row["difference"] < 0 else "worse"
-            word = f"{side}, by more than the noise" if p_of_arm <= ALPHA else "not seen"
-            columns = {"p_holm": p_of_arm, "verdict": word, "all_tried": True}
         if failing_word(row):
-            columns |= {"verdict": failing_word(row), "all_tried": True}
-        family.append(columns)
-    return family
+            found[row["arm"]] |= {"verdict": failing_word(row), "all_tried": True}
+    return list(found.values())
 
 
 def explanation(row, failed, facts):
@@ -187,7 +172,8 @@ def explanation(row, failed, facts):
         word = "no verdict"
         reasons.append("planned runs are missing")
     elif not facts.screening and fewest < least:
-        reasons.append(f"fewer than {least} runs decide nothing among {facts.family} arms")
+        among = f" among {facts.family} arms" if facts.family > 1 else ""
+        reasons.append(f"fewer than {least} runs decide nothing{among}")
     elif word in ("better", "worse"):
         if row["p_tie"] <= ALPHA:
             reasons.append("smaller than the margin")
@@ -212,7 +198,7 @@ def reasons_of(row):
 
 def look_ahead(judged, facts, pooled):
     """Set the smallest difference that the sweep can see, and the chance of a tie, from the noise
-    of the median arm."""
+    of the median arm; not where its runs are too few for a verdict."""
     spread = [row for row in judged if row["sd"] > 0 and row["n_control"] > 1]
     if not spread or not facts.base_sd > 0:
         return
@@ -223,6 +209,8 @@ def look_ahead(judged, facts, pooled):
     if facts.screening:
         se = math.sqrt(pooled[0] * (1 / n + 1 / control))
         facts.smallest_visible = power.smallest_visible(se, pooled[1], level)
+        return
+    if min(n, control) < power.least_runs(facts.family):
         return
     se, df = power.welch(sd, n, facts.base_sd, control)
     facts.smallest_visible = power.smallest_visible(se, df, level)
@@ -237,7 +225,7 @@ def seeds_to_decide(row, facts):
     def noise_of(seeds):
         return power.welch(row["sd"], seeds, facts.base_sd, seeds + 2)
 
-    if facts.screening or math.isnan(facts.smallest_visible):
+    if facts.screening or not facts.base_sd > 0:
         return math.nan
     all_learned = math.isnan(row["p_not_learned"])  # else no number of seeds decides
     if row["verdict"] != "undecided" or not math.isfinite(row["se"]) or not all_learned:

@@ -141,9 +141,6 @@ class Plan:
         return Path(self.config.out_dir)
 
 
-# ---------------------------------------------------------------- reading it
-
-
 def is_asked(argv):
     """Whether a config file of a command line names settings."""
     names = [word for word in argv if word.endswith(".py") and not word.startswith("-")]

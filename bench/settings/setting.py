@@ -288,8 +288,6 @@ class Course:
             losses.setdefault(job.multiple, []).append(loss_of(self.rows[job.key], "val_loss"))
         return losses
 
-    # ------------------------------------------------------------ settings.json
-
     def write(self):
         """Write settings.json: what was planned, chosen and admitted."""
         arms = {}
@@ -325,9 +323,6 @@ class Course:
         self.folder.mkdir(parents=True, exist_ok=True)
         files.write(self.folder / "settings.json", json.dumps(content, indent=1) + "\n")
         self.stored = content
-
-
-# ---------------------------------------------------------------- small things
 
 
 def rounded(rate):

@@ -38,9 +38,6 @@ def changed(folder, arm):
         fingerprint.after_steps.cache_clear()
 
 
-# ---------------------------------------------------------------- today's code
-
-
 @pytest.mark.parametrize("folder, arm", ARMS.values())
 def test_the_code_of_stored_rows_is_the_same(folder, arm):
     assert changed(folder, arm) == []
@@ -192,9 +189,6 @@ def test_renamed_and_rewritten_code_leaves_rows_fresh(tmp_path, monkeypatch, cap
     assert copied.__file__ == str(tmp_path / "bench/ablation/fingerprint.py")
     assert copied.main(["out"]) == 0 and capsys.readouterr().out == "out: base: fresh\n"
     assert hasattr(sys.modules["train"], "with_new_weights")
-
-
-# ---------------------------------------------------------------- two fingerprints
 
 
 def test_rounding_and_other_names_are_no_difference():

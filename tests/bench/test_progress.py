@@ -58,5 +58,14 @@ def test_a_rung_is_compared_with_as_many_runs_of_the_rung_below(planned):
     assert told.startswith("5 runs of an arm beside 5 without") and f"of {visible:.1f} st" in told
 
 
+def test_the_plan_counts_the_runs_of_the_base_and_the_arms_that_are_there(planned):
+    sweep = planned(arm(rope=dict(position="rope")), "--seeds=5")
+    assert "5 runs of an arm beside 7 without" in progress.what_it_shows(sweep)
+    sweep.rows = {seed: {"arm": "base", "purpose": "report"} for seed in range(9)}
+    assert "5 runs of an arm beside 12 without" in progress.what_it_shows(sweep)
+    sweep.measured = {"rope", *"abcdef"}
+    assert progress.what_it_shows(sweep).endswith("decide nothing: give more --seeds")
+
+
 def test_names_of_arms_are_no_markup():
     assert progress.cell("[/b]:smile:\x1b[2J").plain == r"[/b]:smile:\x1b[2J"

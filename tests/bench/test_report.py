@@ -9,7 +9,7 @@ import pytest
 
 from bench.ablation import figures, report, tables
 from bench.ablation.caveats import CAVEATS, caveats
-from helpers.sweeps import EFFECTS, make_sweep, write_lines
+from helpers.sweeps import DIVERGED, EFFECTS, make_sweep, with_runs, write_lines
 
 FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "diverged": (), "stale": False}
 
@@ -78,9 +78,6 @@ def table_of(folder, *headings):
     return next(
         made for made in tables_of(folder) if set(headings) <= next(iter(made.values())).keys()
     )
-
-
-# ---------------------------------------------------------------- what a report says
 
 
 def test_the_report_says_first_what_is_missing_and_what_was_found(written):
@@ -208,9 +205,6 @@ def test_the_same_rows_give_the_same_files(tmp_path, monkeypatch):
         assert path.read_bytes() == (tmp_path / "b/sweep" / path.name).read_bytes(), path.name
 
 
-# ---------------------------------------------------------------- poor and unusual sweeps
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -280,6 +274,19 @@ def test_a_terminal_of_80_columns_breaks_no_word(tmp_path, name):
     assert tables.difference(row, 3) in text
 
 
+def test_a_report_tells_that_its_base_diverged_and_which_arms_were_not_named(tmp_path):
+    _, lines, _ = make_sweep(tmp_path, **FEW, seeds=3)
+    lines = with_runs(lines, "base", lambda seed: DIVERGED if seed < 2 else {})
+    write_lines(tmp_path, [*lines, lines[-1] | {"arm": "old"}])
+    section = section_of(tmp_path)
+    section.verdicts["seeds_to_decide"] = np.inf  # of an arm that is close to the base
+    shown = tables.verdicts_table(section).set_index("change")
+    assert shown["runs"]["base"] == "3, 2 diverged" and shown["seeds to decide"]["rope"] == ">300"
+    text = report.terminal([section]).replace("\n", " ")
+    assert "2 of 5 runs of the base and base again" in text and "not name. 2 arms" in text
+    assert "left out. old: not named by the command (1)" in text
+
+
 CLEAN = FEW | {"noise": 0.002}
 CHANGES = {  # what must be said -> the change of the clean sweep
     "at the base's learning rate, which favours": {"lr_grid": [1]},
@@ -310,7 +317,7 @@ def test_a_sweep_with_many_faults_has_many_caveats_and_a_clean_one_has_none(tmp_
     text = said(tmp_path, killed=("swiglu",))
     for words in (
         "no mean includes them. swiglu: killed by signal 9 (out of memory?) (5)",
-        "left out. gqa (1)",
+        "left out. gqa: other code or another configuration (1)",
         "edge of the grid; try beyond it. untied (2 ×)",
     ):
         assert words in text, words

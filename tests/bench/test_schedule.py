@@ -67,18 +67,29 @@ def test_the_margin_is_fixed_before_the_arms_are_reported(drive, out):
     assert plan["margin"] > 0 and "before the arms" in plan["margin_source"]
     assert plan["arms"]["base x0.5"]["curve"] == 0.5
     assert drive(*what, "--seeds=2") == 0 and plans.plan(out)["margin"] == plan["margin"]
-    assert drive(*what, "--seeds=2", "--margin=0.5") == 0
-    assert plans.plan(out)["margin_source"] == "given"
+    with pytest.raises(UserError, match=rf"margin={plan['margin']:g} \(asked: margin=0.5\)"):
+        drive(*what, "--seeds=2", "--margin=0.5")
+
+
+def test_a_margin_that_was_given_stays_and_is_in_the_command_of_the_report(drive, out):
+    """Another one, once an arm was seen, would choose what is a tie: also with other arms."""
+    assert drive(ROPE, "--seeds=2", "--margin=0.5") == 0
+    assert drive(ROPE, "--seeds=2") == 0
+    plan = plans.plan(out)
+    assert (plan["margin"], plan["margin_source"]) == (0.5, "given")
+    assert plan["command"].endswith(" --margin=0.5")
+    with pytest.raises(UserError, match=r"margin=0.5 \(asked: margin=0.1\)"):
+        drive(arm(relu=dict(mlp="relu")), "--seeds=2", "--margin=0.1")
 
 
 def test_a_sweep_keeps_the_seeds_that_it_planned_and_fixes_no_margin_afterwards(drive, out):
     assert drive(ROPE, "--seeds=2", "--first_seed=5") == 0
     assert {name[1] for name in rows_of(out)} == {5, 6}
-    with pytest.raises(UserError, match=r"seeds=3.*--first_seed"):
+    with pytest.raises(UserError, match=r"asked: seeds=3\).*--first_seed=7"):
         drive(ROPE, "--seeds=3", "--first_seed=5")
-    with pytest.raises(UserError, match=r"first_seed=5, and .*\(first_seed=4\)"):
+    with pytest.raises(UserError, match=r"first_seed=5 \(asked: first_seed=4\)"):
         drive(ROPE, "--seeds=2", "--first_seed=4")
-    with pytest.raises(UserError, match=r"first_seed=5, and .*\(controls=9\)"):
+    with pytest.raises(UserError, match=r"first_seed=5 \(asked: controls=9\)"):
         drive(ROPE, "--seeds=2", "--first_seed=5", "--controls=9")
     assert drive(ROPE, "--seeds=2", "--first_seed=5", "--curve=[0.5]") == 0
     assert plans.plan(out)["margin"] is None

@@ -15,8 +15,6 @@ from helpers.sweeps import CALM, ROPE, judge, judged, make_sweep, reported, with
 
 DIVERGED = {"status": "diverged", "final_report": None}
 
-# ---------------------------------------------------------------- the tests are the textbook's
-
 
 def test_contrasts_and_ties_are_those_of_the_libraries():
     random = np.random.default_rng(0)
@@ -58,9 +56,6 @@ def test_fisher_s_test_is_the_library_s_where_an_arm_fails_more_often():
     assert fisher(np.array([3, 0]), 8, 1, 40) == pytest.approx([p, 1])
 
 
-# ---------------------------------------------------------------- a sweep
-
-
 def test_a_sweep(tmp_path):
     sweep, lines, prices = make_sweep(tmp_path)
     frame, found, facts = judge(sweep, lines, prices.values())
@@ -81,6 +76,16 @@ def test_a_sweep(tmp_path):
 
     (swiglu,) = frame[frame.verdict == "undecided"].to_dict("records")
     assert swiglu["arm"] == "swiglu" and swiglu["seeds_to_decide"] >= 5
+
+
+def test_a_command_that_names_fewer_arms_makes_no_verdict_surer(tmp_path):
+    sweep, lines, _ = make_sweep(tmp_path, noise=0.02)
+    found = judge(sweep, lines)[1]
+    for arm in ("rope", "alibi", "swiglu", "gqa", "post"):
+        names = ("base", "base-again", arm)
+        fewer = sweep | {"arms": {name: sweep["arms"][name] for name in names}}
+        _, alone, facts = judge(fewer, lines)
+        assert facts.family == 6 and alone[arm]["p_holm"] >= found[arm]["p_holm"]
 
 
 def test_the_replicate_has_the_pooled_interval(tmp_path):
@@ -159,8 +164,6 @@ def test_a_screening_says_on_which_side_an_arm_lies_or_not_seen(tmp_path):
     two = [line for line in lines if line["seed"] < 2]
     assert judge(sweep, two)[1]["post"]["verdict"] == "fails 2 of 2"
 
-
-# ---------------------------------------------------------------- not to learn is an outcome
 
 NGRAMS = {"ngrams": {"trigrams": 1.9, "best": [5, 1.8]}}  # GPT-2 of these sweeps: 1.75
 STUCK = {"final_val_loss": 1.95, "final_report": 1.93}
@@ -256,9 +259,6 @@ def test_fewer_than_50_blocks_give_no_interval_over_the_text(tmp_path):
         assert math.isfinite(judge(sweep, cut)[1]["rope"]["text_low"]) == known
 
 
-# ---------------------------------------------------------------- what a sweep can find
-
-
 def test_the_seeds_to_decide_are_as_many_as_the_power_needs(tmp_path):
     effects = ROPE | {"swiglu": -0.010}
     _, found, facts = judged(tmp_path, effects=effects, noise=0.01, seeds=5, **CALM)
@@ -268,6 +268,9 @@ def test_the_seeds_to_decide_are_as_many_as_the_power_needs(tmp_path):
     noise = power.welch(row["sd"], seeds, facts.base_sd, seeds + 2)
     z = stats.norm.isf(0.05 / 2)  # in a sweep of its own
     assert stats.norm.sf(z - abs(row["difference"]) / noise[0]) == pytest.approx(0.8, abs=0.06)
+    few = judged(tmp_path, effects=effects, noise=0.01, seeds=4, margin=0.1, **CALM)
+    assert math.isnan(few[2].smallest_visible) and math.isnan(few[2].tie_power)
+    assert few[1]["swiglu"]["seeds_to_decide"] >= 5
     sd = np.median([found[arm]["sd"] for arm in ("rope", "swiglu")])
     noise = power.welch(sd, 5, facts.base_sd, facts.base_n)
     chance = power.to_differ(facts.smallest_visible, *noise, 0.05 / 2)

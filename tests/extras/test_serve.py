@@ -170,9 +170,6 @@ def test_no_part_of_stop_is_shown(client, monkeypatch):
         assert [t["text"] for t in tokens] == list(shown) and end == {"end": why, "rest": ""}
 
 
-# ---------------------------------------------------------------- who is answered
-
-
 def test_the_page_is_whole_and_asks_nobody_else(client, runs):
     for path in ("/", "/page.css", "/page.js"):
         response = client.get(path)

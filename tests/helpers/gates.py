@@ -38,9 +38,6 @@ def base_model(base):
     return randomise(make(config(base)))
 
 
-# ---------------------------------------------------------------- as it starts
-
-
 def sets_each_initial_value_once(model):
     """Each parameter is written once: torch counts the writes. What is not written stays NaN."""
     for p in model.parameters():

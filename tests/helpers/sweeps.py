@@ -232,8 +232,6 @@ def cost_of(name, i, hardware):
     }
 
 
-# ---------------------------------------------------------------- its verdicts
-
 CALM = {"diverged": (), "stale": False}
 ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
 

@@ -236,9 +236,6 @@ def test_one_rank_or_several_move_the_bias_alike():
         assert statistics(rank) == statistics(alone)
 
 
-# ---------------------------------------------------------------- costs, optimizers, scripts
-
-
 def test_total_and_active_parameters():
     """test_costs.py counts all of them."""
     sizes = dict(n_layer=3, n_embd=64, n_head=4, vocab_size=50, multiple_of=16, dropout=0.1)

