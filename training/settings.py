@@ -133,9 +133,7 @@ EVALUATED = ("best_val_loss", "best_bits_per_byte", "best_step", "evaluated")
 # Keys of nanoGPT and of other libraries that have another name here.
 RENAMED = {
     "lr": "use --learning_rate",
-    "steps": "use --max_iters",
     "epochs": "use --max_iters, in steps",
-    "bs": "use --batch_size",
     "bf16": "use --dtype=bfloat16",
     "fp16": "use --dtype=float16",
     "resume": "use --init_from=resume",

@@ -191,7 +191,7 @@ def test_another_vocabulary_is_never_trained_into(data_dir, start, resume, tmp_p
         (["--dataset=nowhere"], "prepare.py nowhere"),
         (["--vocab_size=5"], "vocab_size=5 is below the data's"),
         (["--eval_iters=5"], "eval_tokens"),
-        (["--steps=5"], "use --max_iters"),
+        (["--epochs=5"], "use --max_iters"),
         (["--init_from=nowhere/at-all"], "nowhere/at-all"),
         (["--init_from=gone", "--dataset=not-prepared"], "init_from=gone"),  # before the text
         (["--init_from=resume"], "no checkpoint here"),
@@ -202,6 +202,13 @@ def test_mistakes_are_found_before_anything_is_written(data_dir, tmp_path, more,
         pytest.skip("there is a CUDA device")
     assert re.search(words, message(train.main, arguments(data_dir, tmp_path / "run", *more)))
     assert not (tmp_path / "run").exists()
+
+
+def test_all_old_keys_of_a_config_file_are_named_at_once(tmp_path):
+    (tmp_path / "theirs.py").write_text("eval_iters = 200\nbatch_size = 4\ndecay_lr = False\n")
+    found = message(train.read_config, [str(tmp_path / "theirs.py")], "")
+    assert found.startswith("eval_iters, decay_lr are not keys here")
+    assert "eval_iters: use --eval_tokens" in found and "decay_lr: use --schedule" in found
 
 
 def test_a_warm_up_that_nobody_typed_is_shortened_for_a_short_run(data_dir, tmp_path, capsys):
