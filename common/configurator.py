@@ -213,9 +213,9 @@ def read_file(path, scope, known, renamed):
         fix = "correct this line, or give the file to the script that it is for"
         raise UserError(what, f"{path}:{line}", fix) from None
 
-    old = [key for key in assigned if key in names and key in renamed]
+    old = [key for key in assigned if key in names and key in renamed and key not in known]
     if len(old) > 1:  # as in a config of nanoGPT: name all at once
-        advice = "; ".join(f"{key}: {renamed[key]}" for key in old)
+        advice = "; ".join(f"{key} (line {assigned[key]}): {renamed[key]}" for key in old)
         raise UserError(f"{', '.join(old)} are not keys here", path, advice)
 
     values = {}

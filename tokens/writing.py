@@ -363,8 +363,7 @@ def write_pairs(pairs, make_tokenizer, folder):
         fix = "use gpt2 or byte, or a run whose text has line ends"
         raise UserError("no token of this tokenizer ends an answer", "--tokenizer", fix)
     if getattr(tokenizer, "chat", None):
-        text = "the rows do not have the model's chat template: sample without --chat, too"
-        warn_once(text, "note")
+        warn_once("the rows lack the model's chat template: sample without --chat, too", "note")
 
     count = facts.rows
     test = min(math.ceil(share_of_test(tokenizer, facts) * count), int(MOST * count))

@@ -133,12 +133,13 @@ EVALUATED = ("best_val_loss", "best_bits_per_byte", "best_step", "evaluated")
 # Keys of nanoGPT and of other libraries that have another name here.
 RENAMED = {
     "lr": "use --learning_rate",
+    "steps": "use --max_iters",
     "epochs": "use --max_iters, in steps",
     "bf16": "use --dtype=bfloat16",
     "fp16": "use --dtype=float16",
     "resume": "use --init_from=resume",
     "eval_iters": "use --eval_tokens=N, in place of eval_iters * batch_size * block_size",
-    "always_save_checkpoint": "leave it out: every evaluation saves",
+    "always_save_checkpoint": "leave it out, since every evaluation saves",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
     "decay_lr": "use --schedule=constant --warmup_iters=0",
     "wandb_log": "use --log=wandb",

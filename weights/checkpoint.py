@@ -120,10 +120,8 @@ def find(out_dir, which="latest", key="out_dir"):
     if not present:
         fix = f"train first, or name {runs_beside(out_dir) or 'another run folder'}"
         folder = Path(out_dir)
-        if folder.parent.name == "ckpt":  # a checkpoint itself
+        if (folder / "state.json").is_file():  # a checkpoint itself
             fix = f"name its run, {folder.parent.parent}; this is its step {folder.name}"
-        if (folder / "ckpt.pt").is_file():
-            fix = checks.CONVERT
         raise UserError("no checkpoint here", f"{key}={out_dir}", fix)
 
     if which == "latest":  # not from the file `latest`, which is out of date after a kill

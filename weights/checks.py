@@ -20,7 +20,6 @@ from parts.variant import VariantConfig
 
 FORMAT = 1  # version of the checkpoint folder; raised when older code can no longer read it
 FOREIGN = "choose another checkpoint: train.py did not write this one"
-PICKLES = (".bin", ".pt", ".pth")
 CONVERT = "docs/nanogpt.md converts a ckpt.pt of nanoGPT"
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
 # What the config.json of a run holds beside the keys of its model. Only earlier versions wrote the
@@ -39,7 +38,7 @@ RUN_KEYS = """
 
 def check_folder(folder, where):
     """Raise UserError unless this is a folder, and neither a dataset nor one checkpoint."""
-    if folder.suffix in PICKLES and folder.is_file():
+    if folder.suffix == ".pt" and folder.is_file():
         raise UserError("a pickle can run any code, so it is not read", where, CONVERT)
     if not folder.is_dir():
         raise UserError("this is not a folder", where, "give the folder it is in")
@@ -58,8 +57,8 @@ def check_is_model(folder):
         inner = sorted([*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")])
         if inner:
             fix = f"give the folder in it, such as {inner[-1].parent}"
-        if folder.name == "ckpt":
-            fix = f"name its run, {folder.parent}"
+            if (inner[-1].parent / "state.json").is_file():
+                fix = f"name its run, {folder.parent}"
         if (folder / "ckpt.pt").is_file():
             fix = CONVERT
         if (folder / "adapter_config.json").exists():
@@ -74,7 +73,7 @@ def refuse_without_tensors(folder, config):
     if "max_iters" in config:  # train.py wrote it
         what = "this run has no checkpoint"
         fix = "choose another, or train it until it saves"
-    pickles = [path.name for path in folder.iterdir() if path.suffix in PICKLES]
+    pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
     if pickles:
         what = f"{first_three(pickles)} would need unpickling, which can run any code"
     raise UserError(what, folder, fix)

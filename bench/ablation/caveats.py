@@ -33,7 +33,9 @@ def base_did_not_learn(section):
     failed = runs["status"] == "diverged"
     if not section.facts.above_trigrams:  # which has a caveat of its own
         failed |= runs["stuck"]
-    return [f"{failed.sum()} of {len(runs)} runs of the base and base again"] if any(failed) else []
+    if not any(failed):
+        return []
+    return [f"{failed.sum()} of {len(runs)} runs of the base and base again"]
 
 
 def joined_machines(section):
@@ -81,7 +83,8 @@ CAVEATS = (  # the most important first
     (failed_runs, "Runs failed. The next start tries them again; no mean includes them."),
     (
         base_did_not_learn,
-        "The base itself did not learn in some runs: the arms are not to blame if theirs fail.",
+        "The base itself did not learn in some runs: the set-up may be to blame for an arm that"
+        " fails no more often.",
     ),
     (
         arms_not_named,

@@ -87,7 +87,7 @@ def judged_arms(plan):
 def counted_arms(plan, measured):
     """The arms that Holm's method corrects for: those of a plan, and all others that were measured
     in its folder. Their p is not known and counts as 1: the other p are then corrected no less than
-    beside it, so that a command with fewer arms makes no verdict surer."""
+    beside it, so that a command with fewer arms makes no verdict surer. Arms count by name."""
     return {*judged_arms(plan), *(set(measured) - plan["arms"].keys())}
 
 

@@ -103,7 +103,7 @@ def table(lines, plan, prices=()):
     order = runs.status.map(STATUSES.index).sort_values(kind="stable").index
     runs = runs.loc[order].drop_duplicates([*RUN, "machine"], keep="last")
     apart = runs.current & runs.machine.isin(machines_apart(runs))
-    runs.loc[apart, "left_out"] = "another machine, whose base differs or has no two runs"
+    runs.loc[apart, "left_out"] = "another machine, whose base differs or has fewer than two runs"
     runs["current"] &= ~apart
     order = (runs.current & (runs.status != "failed")).sort_values(kind="stable").index
     runs = runs.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")

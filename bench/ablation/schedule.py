@@ -110,7 +110,7 @@ def phases(sweep):
     yield tuning_jobs(sweep)
     while choose_learning_rates(sweep):
         yield tuning_jobs(sweep)
-    sweep.write_plan()  # with the rates: rows.is_current leaves out rows of other rates
+    sweep.write_plan()  # with the rates: rows.why_left_out names rows of other rates
     curve = curve_jobs(sweep)
     if curve:
         yield curve + report_jobs(sweep, names=[BASE], most=CURVE_SEEDS)
@@ -202,7 +202,7 @@ def fix_margin(sweep):
     if sweep.margin is not None or not curve_jobs(sweep):
         return
     control = plans.control_group(sweep.outline())
-    if any(row["purpose"] == "report" and row["arm"] not in control for row in sweep.rows.values()):
+    if sweep.measured - {*control}:
         return
     curve = worth.curve_of(rows.load(sweep.out))
     margin = curve.margin() if curve else math.nan

@@ -135,9 +135,9 @@ class Sweep:
         """Read the rows of this code and configuration. A run that failed is tried again."""
         stored = read_rows(self.out / "rows.jsonl", rows.is_row)
         self.rows = {}
-        others = {"arms that this command does not name": Counter()}
-        others["other code or another configuration"] = Counter()
-        not_named, changed = others.values()
+        not_named = Counter()
+        changed = Counter()
+        others = {"arms that are not named": not_named, "other code or configuration": changed}
         for row in stored:
             arm = self.arms.get(row["arm"])
             ended = row["status"] != "failed"
@@ -256,7 +256,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         margin=config.margin,
         margin_source="given",
     )
-    if config.margin is None:
+    if config.margin in (None, kept.get("margin")):
         sweep.margin = kept.get("margin")
         sweep.margin_source = kept.get("margin_source")
     if config.lr_grid == [1]:
@@ -297,11 +297,11 @@ def check_planned(kept, config):
     stored = read_rows(Path(config.out_dir) / "rows.jsonl", rows.is_row)
     control = plans.control_group(kept)
     if any(row["purpose"] == "report" and row["arm"] not in control for row in stored):
-        shown = ", ".join(f"{key}={x:g}" for key, x in planned.items() if x is not None)
+        shown = ", ".join(f"{key}={x}" for key, x in planned.items() if x is not None)
         other = ", ".join(f"{key}={x}" for key, x in asked.items() if x != planned[key])
         what = f"arms are reported here, as planned with {shown}"
         fresh = planned["first_seed"] + max(plans.planned_runs(kept, planned["seeds"]).values())
-        fix = f"choose another --out_dir, with --first_seed={fresh}"
+        fix = f"choose another --out_dir, with --first_seed={fresh if fresh <= 500 else 0}"
         raise UserError(what, f"asked: {other}", fix)
 
 

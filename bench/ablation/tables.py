@@ -29,8 +29,8 @@ EXPLAINED = {
     "loss (sd)": "Loss: mean on the reported half of the validation text, with the standard "
     "deviation of a run.",
     "p": "p: Welch's test of this comparison alone; a screening takes one variance for all arms.",
-    "p (Holm)": "p (Holm): of all tests that a verdict needs, corrected over the arms, at 5 %.",
-    "p (tie)": "p (tie): that the difference is smaller than the margin, corrected as well.",
+    "p (Holm)": "p (Holm): of both tests, corrected for the number of arms; a word needs 5 %.",
+    "p (tie)": "p (tie): of a difference that reaches the margin, corrected in the same way.",
     "worth × time": "Worth × time: the worth in tokens divided by the time of a step.",
     "FLOPs/token": "FLOPs are of a forward pass.",
     "base again minus base [95 %]": "Base again is a second copy of the base, with other initial "

@@ -72,7 +72,7 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     assert steps_of(rows["rope", 0, 1, "report"]) == steps
     assert len(read_rows(out / "rows.jsonl")) == 12  # the two that failed are tried again
     printed = " ".join(capsys.readouterr().out.split())
-    assert "2 rows here are of arms that this command does not name (hang 2): they stay" in printed
+    assert "2 rows here are of arms that are not named (hang 2): they stay" in printed
 
 
 @pytest.mark.parametrize("kind", ["pipe", "closed"])
@@ -163,7 +163,7 @@ def test_stale_rows_are_not_mixed_in(drive, out, monkeypatch, capsys):
     monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.1]})
     assert drive(ROPE, "--seeds=1") == 0
     printed = capsys.readouterr().out
-    assert re.search(r"4 rows here are of other code or another\sconfiguration \(.*rope 1", printed)
+    assert re.search(r"4 rows here are of other code or\sconfiguration \(.*rope 1", printed)
     assert "the code of rope computes something else: loss of step 0 1.0 -> 1.1" in printed
     codes = {row["code_hash"] for row in rows_of(out).values()}
     assert not codes & {row["code_hash"] for row in first.values()}

@@ -205,10 +205,11 @@ def test_mistakes_are_found_before_anything_is_written(data_dir, tmp_path, more,
 
 
 def test_all_old_keys_of_a_config_file_are_named_at_once(tmp_path):
-    (tmp_path / "theirs.py").write_text("eval_iters = 200\nbatch_size = 4\ndecay_lr = False\n")
+    (tmp_path / "theirs.py").write_text("eval_iters = 200\nwandb_log = True\ndecay_lr = False\n")
     found = message(train.read_config, [str(tmp_path / "theirs.py")], "")
     assert found.startswith("eval_iters, decay_lr are not keys here")
-    assert "eval_iters: use --eval_tokens" in found and "decay_lr: use --schedule" in found
+    assert "eval_iters (line 1): use --eval_tokens" in found
+    assert "decay_lr (line 3): use --schedule" in found and "wandb_log" not in found
 
 
 def test_a_warm_up_that_nobody_typed_is_shortened_for_a_short_run(data_dir, tmp_path, capsys):

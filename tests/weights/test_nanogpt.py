@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from common.commands import ROOT
 from helpers.families import ours
 from helpers.texts import message
-from weights import checkpoint, hf
+from weights import hf
 
 C, H, V, T = 32, 4, 65, 64  # width, heads, vocabulary, context
 SHAPES = {  # of the weights of a layer; a bias is as wide as the first of them
@@ -78,4 +78,3 @@ def test_a_checkpoint_of_nanogpt_is_refused_with_the_page_that_converts_it(tmp_p
     page = "docs/nanogpt.md converts a ckpt.pt"
     assert page in message(hf.load_pretrained, str(tmp_path / "ckpt.pt"))
     assert page in message(hf.load_pretrained, str(tmp_path))
-    assert page in message(checkpoint.find, tmp_path)
