@@ -76,7 +76,7 @@ def test_corner_is_the_readable_model_to_the_last_bit(base):
     corner = model_class(build(config_class, SIZES))
     torch.manual_seed(3)
     variant = Variant(config(base))
-    differ = "differ from those of parts/ with the same words"
+    differ = "differ from what parts/ gives with the same words"
     assert list(corner.state_dict()) == list(variant.state_dict())
     for a, b in zip(corner.state_dict().values(), variant.state_dict().values(), strict=True):
         assert torch.equal(a, b), f"the first values {differ}"  # of one seed
@@ -91,7 +91,7 @@ def test_corner_is_the_readable_model_to_the_last_bit(base):
     corner_loss.backward()
     loss.backward()
     assert torch.equal(corner_logits, logits), f"the logits {differ}"
-    assert torch.equal(corner_loss, loss), "the loss is not that of parts/ with the same words"
+    assert torch.equal(corner_loss, loss), "the loss is not what parts/ gives with the same words"
     for a, b in zip(corner.parameters(), variant.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad), f"the gradients {differ}"
     own = KVCache()

@@ -85,9 +85,9 @@ def judged_arms(plan):
 
 
 def counted_arms(plan, measured):
-    """The arms that Holm's method corrects for: those of a plan, and all others that were measured
-    in its folder. Their p is not known and counts as 1: the other p are then corrected no less than
-    beside it, so that a command with fewer arms makes no verdict surer. Arms count by name."""
+    """The arms that Holm's method corrects for: the arms of a plan, and all others that have been
+    measured in its folder. The p of these others is not known and counts as 1, so the other p are
+    corrected no less, and a command with fewer arms makes no verdict surer. Arms count by name."""
     return {*judged_arms(plan), *(set(measured) - plan["arms"].keys())}
 
 

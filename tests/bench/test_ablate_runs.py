@@ -280,9 +280,19 @@ def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, mo
     values = {"seed": 0, "data_seed": 0, "learning_rate": 1e-3}
     jobs = []
     for name, steps in (("short", 1), ("long", 200)):
-        own = values | {"max_iters": steps}
-        where = str(tmp_path / name)
-        jobs.append(runs.Job(name, 0, 1, "report", where, own, *"chd", trainer=stub))
+        job = runs.Job(
+            arm=name,
+            seed=0,
+            lr=1,
+            purpose="report",
+            out_dir=str(tmp_path / name),
+            values=values | {"max_iters": steps},
+            config_hash="c",
+            code_hash="h",
+            data="d",
+            trainer=stub,
+        )
+        jobs.append(job)
     stop = SimpleNamespace(status=None)
     machine = SimpleNamespace(slots=[(None, 1)] * 2)
     ended = runs.run_local(jobs, SimpleNamespace(machine=machine), stop)
