@@ -129,6 +129,7 @@ class Run:
         self.loader = Loader(self.samples, size, count, self.runtime)
         self.step_samples = size * count
         self.step_tokens = self.step_samples * self.model.config.block_size  # in the global batch
+        self.ask_every = 1 if count > self.runtime.world_size else 10  # steps, as StopRequest says
         self.state.setdefault("tokens", self.step * self.step_tokens)  # older checkpoints lack it
         self.has_running_means = any(hasattr(m, "running_mean") for m in self.model.modules())
 
@@ -145,7 +146,7 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     data = open_data(config, runtime)
     net.check_tokens(settings, data.tokenizer)
     state = first_state(settings, data.fingerprint)
-    model = make_model(settings, data.tokenizer, data.vocab_size).to(runtime.device)
+    model = make_model(settings, data.tokenizer, data.vocab_size)
     data.open(model.config.block_size, config.order_seed, config.eval_tokens)
     if not config.eval_only:
         check_order(state, data.batches.windows_per_epoch, settings.folder)
@@ -155,11 +156,11 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     device = with_number(config.device)
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
-    # The model as it is trained, and its optimizers.
+    # The model as it is trained.
     if config.activation_checkpointing:
         net.recompute_blocks(model, runtime)
-    ranks.shard(model, config.parallel, runtime)
-    # AdamW updates all parameters; if Muon is chosen, it takes over the matrices of the blocks.
+    ranks.place(model, config.parallel, runtime)
+    # Its optimizers: AdamW updates all parameters, but Muon takes over the matrices of the blocks.
     optimizers = make_optimizers(model, config, runtime)
     loss_module = make_loss(model)
     compiled = net.compiled(loss_module, model, runtime)
@@ -221,9 +222,9 @@ def train_step(run):
         own_targets = sum(micro_batch.n_targets for micro_batch in micro_batches)
         all_targets = ranks.all_reduce_sum(own_targets, runtime)
 
-    # Forward and backward: gradients accumulate, and the ranks average them after the last
-    # micro-batch. The mean loss of a micro-batch counts n_targets / all_targets, times world_size,
-    # since DDP divides by the ranks. We divide by the inverse: a whole number, without masks.
+    # Forward and backward: gradients accumulate, and DDP takes their mean over the ranks after the
+    # last micro-batch. So the mean loss of a micro-batch is divided by this number. Without masks
+    # it is a whole one, the number of micro-batches of a rank.
     loss_sum = torch.zeros((), device=runtime.device)
     run.changing = run.has_running_means  # a forward pass changes the means of batchnorm
     for number, inputs, n_targets in micro_batches:
@@ -365,7 +366,7 @@ def train(run, log, stop):
         if evaluation_due(run):
             evaluate_and_save(run, log, stop)
         # After a signal to any rank, all of them stop at the same step.
-        if stop.agreed(run.runtime, run.step) or run.step >= run.config.max_iters:
+        if stop.agreed(run.runtime, run.step, run.ask_every) or run.step >= run.config.max_iters:
             break
 
         # Take a step.
@@ -390,7 +391,7 @@ def train(run, log, stop):
 
     # A resumed run that is stopped before its first step saves too: its keys may have changed.
     unsaved = run.saved != run.step or clock.is_new  # the same on all ranks, which save together
-    if unsaved and stop.agreed(run.runtime, step=0):
+    if unsaved and stop.agreed(run.runtime):
         save(run)
     complete = run.step >= run.config.max_iters and not evaluation_due(run)
     status = None if complete else stop.status

@@ -6,17 +6,17 @@
 #     bash bench/gpu.sh --dry_run    list the steps
 #
 # A step takes two minutes at most, and stores what it measured: rows in bench/results/speed.jsonl,
-# with which it writes the page anew, and what it printed in $OUT/STEP.log (out-gpu). One that is
-# done leaves $OUT/STEP.done, so that an interrupted measurement goes on with the next one. Nothing
-# needs a network: without tiny-shakespeare (also looked for in $CORPUS_DIR) the text is random
-# characters, whose loss means nothing, but whose speed does. NANOGPT names a checkout to compare
-# with. TINY=1 tries all steps on a CPU, and leaves everything in out-gpu-tiny, its page too.
+# with which it writes the page anew, and what it printed in $GPU_OUT/STEP.log (out-gpu). One that
+# is done leaves $GPU_OUT/STEP.done, so that an interrupted measurement goes on with the next one.
+# BENCH_RESULTS names another folder for the rows and the page, NANOGPT a checkout to compare with.
+# Nothing needs a network: without tiny-shakespeare (also looked for in $CORPUS_DIR) the text is
+# random characters, whose loss means nothing. TINY=1 tries all on a CPU, within out-gpu-tiny.
 # shellcheck disable=SC2086  # several words in a variable
 set -u
 cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python} DATA=${DATA:-data} TINY=${TINY:-}
-OUT=${OUT:-out-gpu${TINY:+-tiny}}
-[ -z "$TINY" ] || export BENCH_RESULTS="$OUT/results"
+GPU_OUT=${GPU_OUT:-out-gpu${TINY:+-tiny}}
+[ -z "$TINY" ] || export BENCH_RESULTS="$GPU_OUT/results"
 
 list() { # step, its limit in seconds, what it measures and stores
     cat <<'END'
@@ -28,7 +28,7 @@ gpt2         120  a row: config/gpt2_shakespeare.py for 90 seconds: its lowest l
 llama        120  a row: config/llama_shakespeare.py, the same
 decode       120  rows: tokens/s of one sequence and of 32, beside transformers'
 attention    120  rows: its formula beside the fused kernels, 512 to 8,192 tokens: time, memory
-tests        120  a log: the tests marked gpu, among them four ranks on one GPU, and two on two
+tests        120  a log: the tests marked gpu: compiled FlexAttention, experts, resuming, two ranks
 memory_gpt2  120  a log: the estimated memory of config/gpt2_124m.py beside the measured peak
 memory_llama 120  a log: the same of config/llama_124m.py
 END
@@ -70,8 +70,8 @@ step_data() {
     timeout 100 "$PYTHON" prepare.py shakespeare_char --data_dir="$DATA" && return
     [ -e "$DATA/random_text/meta.json" ] && return
     "$PYTHON" -c 'import random, string
-print("".join(random.Random(0).choices(string.ascii_letters + " \n.,:;", k=1115394)))' >"$OUT/text"
-    "$PYTHON" prepare.py random_text --input="$OUT/text" --tokenizer=char --data_dir="$DATA"
+print("".join(random.Random(0).choices(string.ascii_letters + " \n.,:;", k=1115394)))' >"$GPU_OUT/text"
+    "$PYTHON" prepare.py random_text --input="$GPU_OUT/text" --tokenizer=char --data_dir="$DATA"
 }
 
 step_gpt2() { speed race --alone=gpt2_shakespeare --words="$(dataset)"; }
@@ -103,9 +103,9 @@ case "${1:-}" in
 "") ;;
 *)
     list | grep -q "^$1 " || { echo "no step $1: --dry_run lists them" >&2; exit 2; }
-    mkdir -p "$OUT" && rm -f "$OUT/$1.done"
-    "step_$1" 2>&1 | tee "$OUT/$1.log"
-    [ "${PIPESTATUS[0]}" = 0 ] && touch "$OUT/$1.done"
+    mkdir -p "$GPU_OUT" && rm -f "$GPU_OUT/$1.done"
+    "step_$1" 2>&1 | tee "$GPU_OUT/$1.log"
+    [ "${PIPESTATUS[0]}" = 0 ] && touch "$GPU_OUT/$1.done"
     exit
     ;;
 esac
@@ -118,7 +118,7 @@ if [ -z "$TINY" ] && ! "$PYTHON" -c "$gpu"; then
 fi
 left=""
 while read -r step limit about; do
-    [ -e "$OUT/$step.done" ] && continue
+    [ -e "$GPU_OUT/$step.done" ] && continue
     [ -z "$TINY" ] || limit=600 # a CPU may be busy
     echo "== $step, at most $limit s: $about"
     timeout -k 10 "$limit" bash bench/gpu.sh "$step" </dev/null || left="$left $step"

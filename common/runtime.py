@@ -71,11 +71,11 @@ class Runtime:
         """Choose whether to compile a run of `flops` operations, and if dtype is auto, whether a
         CPU with bfloat16 instructions uses them. On a CPU, compiling takes half a minute and then
         saves a quarter of the time. asked: True, False or auto."""
-        usual = "clang++" if platform.system() == "Darwin" else "g++"  # torch tries no other
-        compiler = shutil.which(os.environ.get("CXX", usual))
-        if asked is True and self.device_kind == "cpu" and not compiler:
-            what = "torch.compile needs a C++ compiler on a CPU, and none was found"
-            fix = f"install {usual}, name yours in CXX, or give --compile=False"
+        variable, usual = compiler_names(self.device_kind)
+        compiler = shutil.which(os.environ.get(variable, usual))
+        if asked is True and self.device_kind != "mps" and not compiler:
+            what = "torch.compile needs a compiler of C or C++, and none was found"
+            fix = f"install {usual}, name yours in {variable}, or give --compile=False"
             raise UserError(what, "compile=True", fix)
 
         self.compile = asked
@@ -92,34 +92,41 @@ class Runtime:
         self.reasons["compile"] = f"compile {self.compile} ({why})"
 
 
+def compiler_names(kind):
+    """(the environment variable that names the compiler which torch.compile calls, its usual name):
+    of C on CUDA, where Triton tries two, and of C++ elsewhere."""
+    if kind == "cuda":
+        return "CC", "gcc" if shutil.which("gcc") or not shutil.which("clang") else "clang"
+    return "CXX", "clang++" if platform.system() == "Darwin" else "g++"
+
+
 def compile_pays(kind, flops, compiler):
-    """(whether compiling saves time, the reason). compiler: the C++ compiler, or None."""
+    """(whether compiling saves time, the reason). compiler: its path, or None."""
+    if kind == "mps":
+        return False, "not tried on Metal"
+    if not compiler:
+        return False, "no compiler found"
+    if kind == "cuda" and torch.cuda.get_device_capability() < (7, 0):
+        return False, "this GPU is too old for Triton"
     if kind == "cuda":
         return True, "it pays on CUDA"
-    if kind == "mps":
-        return False, "eager is safer on Metal"
-    if not compiler:
-        return False, "no C++ compiler found"
     if flops > COMPILE_PAYS:
         return True, "long enough to earn back the compile time"
     return False, "too short to earn back the compile time"
 
 
 def find_device(device="auto"):
-    """`device`, or the best available one for auto. Raises UserError if it is not available."""
+    """`device`, or for auto a CUDA device or the CPU. Raises UserError if it is not available."""
     gpus = torch.cuda.device_count()
-    has_metal = torch.backends.mps.is_available()
     if device == "auto":
-        if gpus:
-            return "cuda"
-        return "mps" if has_metal else "cpu"
+        return "cuda" if gpus else "cpu"
 
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
         fix = "choose auto, cpu, cuda, cuda:N or mps"
         raise UserError(f"unknown device {device}", "device", fix)
     kind, _, number = device.partition(":")
     fix = "use --device=cpu, or a build of torch for this device"
-    if kind == "mps" and not has_metal:
+    if kind == "mps" and not torch.backends.mps.is_available():
         raise UserError("no Metal device is visible", f"device={device}", fix)
     if kind == "cuda" and int(number or 0) >= gpus:
         what = f"no CUDA device {number}".rstrip()
@@ -175,7 +182,7 @@ def choose_dtype(kind):
     if kind == "cuda":
         return "float32", "this GPU has no bfloat16"
     if kind == "mps":
-        return "float32", "the safe choice on Metal"
+        return "float32", "16 bits were not tried on Metal"
     return "float32", "most CPUs are no faster in bfloat16"
 
 
@@ -205,6 +212,8 @@ def set_up(device, dtype="auto"):
     return its Runtime."""
     rank, world_size = find_ranks()
     chosen = " (the best one here)" if device == "auto" else ""
+    if chosen and torch.backends.mps.is_available():
+        chosen = " (--device=mps chooses this Mac's GPU, which we have not tried)"
     device = with_number(device)
     device_reason = f"device {device}{chosen}"
     kind = device.split(":")[0]
@@ -212,7 +221,9 @@ def set_up(device, dtype="auto"):
         if device == "cuda":
             device = f"cuda:{own_gpu()}"
             torch.cuda.set_device(device)
-        torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+            torch.distributed.init_process_group("nccl", device_id=torch.device(device))
+        else:
+            torch.distributed.init_process_group("gloo")
 
     auto_dtype = dtype == "auto"
     if auto_dtype:
@@ -286,16 +297,16 @@ class StopRequest:
         elif number != signal.SIGHUP and now > self.noted_at + self.TWICE:
             os._exit(128 + number)
 
-    def agreed(self, runtime, step):
+    def agreed(self, runtime, step=0, every=1):
         """Whether any rank has received a signal. Every rank gets the same answer. Several ranks
-        ask each other only at every tenth step, since reading the answer waits for the GPU."""
+        ask each other only where `step` is a multiple of `every`: the answer waits for the GPU."""
         if runtime.world_size > 1:
-            if step % 10:
+            if step % every:
                 return False
             status = torch.tensor(self.status or 0, device=runtime.device)
             torch.distributed.all_reduce(status, torch.distributed.ReduceOp.MAX)
             if not status.item():
-                return False  # a signal that arrives now is seen ten steps later
+                return False  # a signal that arrives now is seen when they ask again
             self.status = status.item()
         return self.status is not None
 

@@ -13,7 +13,7 @@ question = "Which part of LLaMA helps a GPT-2 of 11 M parameters on Python sourc
 out_dir = "out-ablate-gpu"
 design = "leave_one_in"
 dataset = "python_source"
-dtype = "float32"  # so that rows of several machines can be joined
+dtype = "float32"  # so that rows of several GPUs of one kind can be joined
 prompt = "def "
 
 # 6 * 12 * 384^2 + 2048 * 384 = 11.4 M parameters; 1000 steps * 64 * 256 tokens = 16 M tokens of the

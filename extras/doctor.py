@@ -194,10 +194,13 @@ def check_initial_loss(run):
         logits, loss = model.eval()(x, y)
     model.train()
 
-    logits = logits.cpu().double()  # Metal has no float64
     loss = loss.item()
     uniform = math.log(model.config.vocab_size)
-    spread = (logits.logsumexp(-1) - logits.mean(-1)).mean().item() - uniform
+    spreads = []
+    for row in logits:  # (T, V); the whole batch in float64 may not fit into memory
+        row = row.cpu().double()  # Metal has no float64
+        spreads.append((row.logsumexp(-1) - row.mean(-1)).mean().item())
+    spread = sum(spreads) / len(spreads) - uniform
     text = f"loss {loss:.3f}, ln V {uniform:.3f}, the logits' spread adds {spread:.3f}"
     if run.step or run.config.init_from != "scratch":
         return loss < uniform, f"{text} (weights are trained)"

@@ -40,9 +40,11 @@ def check_layout(config, runtime):
         raise UserError(what, "parallel=fsdp", fix)
 
 
-def shard(model, how, runtime):
-    """With fsdp, shard the weights of `model` in place. Call it before making the optimizers."""
+def place(model, how, runtime):
+    """Move `model` to the rank's device; with fsdp only the rank's part of each weight, block by
+    block. Call it before making the optimizers."""
     if runtime.world_size == 1 or how == "ddp":
+        model.to(runtime.device)
         return
     from torch.distributed.fsdp import fully_shard
 
@@ -71,8 +73,8 @@ def with_ddp(net, model, runtime, accumulates):
 
 
 def accumulating(net, model, last):
-    """The context for the forward pass of one micro-batch. The ranks exchange
-    gradients only if it is the last one."""
+    """The context for the forward pass of one micro-batch. The ranks exchange gradients after its
+    backward pass only if it is the last one."""
     if is_sharded(model):
         model.set_requires_gradient_sync(last)
     if isinstance(net, DistributedDataParallel) and not last:

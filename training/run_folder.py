@@ -161,7 +161,7 @@ class Hold:
             what = "the folder of this run was moved, and another one now has its name"
             raise Failure(what, f"out_dir={self.folder}", "start again with another --out_dir")
         else:
-            files.warn_once(f"{self.folder} was removed: it is made again")
+            files.warn_once(f"{self.folder} was moved or removed: it is made again")
             self.folder.mkdir(parents=True)
             os.close(self.descriptor)
             self.descriptor = os.open(self.folder, os.O_RDONLY)

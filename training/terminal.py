@@ -14,7 +14,7 @@ from tqdm import tqdm
 from common import commands, files
 from common.commands import command
 from common.configurator import find_file
-from common.errors import Failure, is_out_of_memory, printable, tell
+from common.errors import Failure, is_out_of_memory, one_line, printable, tell
 from tokens.data import bits_per_byte
 from tokens.pairs import Pairs
 from training import run_folder
@@ -335,6 +335,9 @@ def explain(error, run):
         sizes = f"batch_size={config.batch_size}, block_size={run.model.config.block_size}"
         return Failure("out of memory", sizes, fix)
 
+    if type(error).__name__ == "InductorError":
+        what = f"torch.compile fails: {one_line(error)}"
+        return Failure(what, "compile=True", "--compile=False trains without it")
     if run.runtime.world_size > 1 and re.search("[Cc]onnection|peer|NCCL", text):
         lost = f"rank {run.runtime.rank} lost another rank"
         return Failure(lost, good, "continue with --init_from=resume")

@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.errors import UserError
 from common.runtime import Runtime, cpu_name, set_up, versions
+from helpers.variants import config, randomised, tokens
 from model_llama import Llama, LlamaConfig
-from training.net import recomputed
+from training.net import Loss, recompute_blocks, recomputed
 
 
 def test_compile_auto_needs_a_compiler(monkeypatch):
@@ -20,6 +21,22 @@ def test_compile_auto_needs_a_compiler(monkeypatch):
     monkeypatch.setattr("shutil.which", {"clang++": "clang++"}.get)  # torch tries CXX alone
     runtime.choose_compile("auto", math.inf)
     assert not runtime.compile
+
+
+@pytest.mark.parametrize(
+    "capability, found, compiles",
+    [((8, 0), "clang", True), ((6, 1), "gcc", False), ((8, 0), "", False)],
+)
+def test_compile_auto_on_a_gpu_asks_whether_triton_works(monkeypatch, capability, found, compiles):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", {found: found}.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    runtime = Runtime("cuda:0", "bfloat16", 0, 1)
+    runtime.choose_compile("auto", math.inf)
+    assert runtime.compile is compiles
+    if not found:
+        with pytest.raises(UserError, match="install gcc, name yours in CC, or .*compile=False"):
+            runtime.choose_compile(True, math.inf)
 
 
 def test_the_hardware_of_a_run_is_that_of_its_device(monkeypatch):
@@ -88,3 +105,16 @@ def test_activations_are_computed_again_with_the_same_attention():
     again, its_gradient, its_kernels = loss_and_gradients("bfloat16", recompute=True)
     assert loss == again and torch.equal(gradient, its_gradient)
     assert set(its_kernels) == set(kernels) and len(its_kernels) == len(kernels) + 2
+
+
+def test_a_recomputed_block_that_leaves_values_for_later_ones_is_compiled(monkeypatch):
+    """As for a GPU, in one graph."""
+    setting = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+    monkeypatch.setattr(torch._dynamo.config, setting, False)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = randomised(config("llama", {"attn_extra": "value_residual"}))
+    recompute_blocks(model, Runtime("cuda:0", "float32", compile=True))
+    x = tokens(model.config)
+    torch.compile(Loss(model), dynamic=False, backend="aot_eager")(x, x).backward()
+    assert not torch._dynamo.utils.counters["graph_break"]

@@ -104,7 +104,7 @@ def test_each_command_of_gpu_sh_is_accepted(tmp_path):
         'echo "$BENCH_RESULTS" >"$LOG.results"\n'
     )
     stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
-    names = {"PYTHON": stub, "OUT": tmp_path / "out", "DATA": tmp_path / "data", "LOG": log}
+    names = {"PYTHON": stub, "GPU_OUT": tmp_path / "out", "DATA": tmp_path / "data", "LOG": log}
     environment = os.environ | {name: str(path) for name, path in names.items()} | {"TINY": "1"}
     command = ["bash", str(ROOT / "bench/gpu.sh")]
     subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
@@ -128,7 +128,7 @@ def test_each_command_of_gpu_sh_is_accepted(tmp_path):
 
 @pytest.mark.slow
 def test_gpu_sh_tries_each_step_on_a_cpu(tmp_path):
-    names = {"OUT": tmp_path / "out", "DATA": tmp_path / "data", "PYTHON": sys.executable}
+    names = {"GPU_OUT": tmp_path / "out", "DATA": tmp_path / "data", "PYTHON": sys.executable}
     environment = os.environ | {name: str(path) for name, path in names.items()} | {"TINY": "1"}
     command = ["bash", str(ROOT / "bench/gpu.sh")]
     listed = subprocess.run([*command, "--dry_run"], capture_output=True, text=True, check=True)

@@ -83,6 +83,20 @@ def logits_and_gradients(model, x):
     return [model(x)[0].detach(), *(p.grad for p in model.parameters())]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("arm", [FLEX[0], FLEX[2]], ids=name)
+def test_flex_attention_compiled_for_a_gpu_is_attention(arm):
+    """Its values and gradients."""
+    torch._dynamo.reset()
+    model = randomised(config("llama", arm, n_embd=64)).float().cuda().train()
+    x = tokens(model.config).cuda()
+    eager = logits_and_gradients(model, x)
+    compiled = logits_and_gradients(torch.compile(model, dynamic=False), x)
+    for a, b in zip(compiled, eager, strict=True):
+        assert close(a, b, 0.01)
+
+
 @pytest.mark.parametrize("T", [28, 37])  # a whole number of blocks, or not
 @pytest.mark.parametrize("arm", BLOCKS, ids=name)
 def test_blocks_are_the_mask(arm, T, blocked, monkeypatch):

@@ -103,19 +103,28 @@ def test_one_expert_is_the_dense_mlp_to_the_last_bit(balance, base):
 # ---------------------------------------------------------------- the grouped products
 
 
+CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICES = [("cpu", torch.float32, 1e-6), pytest.param("cuda", torch.bfloat16, 0.02, marks=CUDA)]
+
+
+@pytest.mark.parametrize("device, dtype, most", DEVICES)
 @pytest.mark.parametrize("width, out", [(16, 24), (5, 7), (8, 3)])
-def test_the_one_kernel_of_a_gpu_gives_the_same(width, out):
+def test_the_one_kernel_of_a_gpu_gives_the_same(width, out, device, dtype, most):
     """Also where some experts have no token, and with widths that the kernel cannot take."""
     torch.manual_seed(0)
-    counts = torch.tensor([4, 0, 7, 1, 0])
-    rows, matrices = torch.randn(12, width), torch.randn(5, out, width)
+    counts = torch.tensor([4, 0, 7, 1, 0], device=device)
+    rows = torch.randn(12, width, device=device, dtype=dtype)
+    matrices = torch.randn(5, out, width, device=device, dtype=dtype)
     results = []
     for product in (in_one_kernel, expert_by_expert):
         leaves = [tensor.clone().requires_grad_() for tensor in (rows, matrices)]
         y = product(*leaves, counts)
         results.append([y, *torch.autograd.grad((y * y.detach().cos()).sum(), leaves)])
     for a, b in zip(*results, strict=True):
-        assert close(a, b, 1e-6)
+        assert close(a, b, most)
     assert results[0][2][1].abs().max() == 0 < results[0][2][0].abs().min()
 
 

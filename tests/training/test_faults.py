@@ -76,9 +76,10 @@ def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     two = Runtime("cpu", "float32", 0, 2)
-    stop.agreed(two, 10)
+    stop.agreed(two)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
-    assert stop.agreed(two, 10) and stop.status == 143
+    assert not stop.agreed(two, 9, every=10)  # the ranks do not ask each other at this step
+    assert stop.agreed(two, 10, every=10) and stop.status == 143
 
 
 def test_a_thread_that_can_have_no_signal_handlers_trains(start, tmp_path):

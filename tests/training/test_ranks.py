@@ -34,6 +34,7 @@ def reads(monkeypatch):
 def test_a_steady_step_reads_no_tensor(data_dir, tmp_path, reads, optimizer, model):
     more = [f"--optimizer={optimizer}", f"--model={model}", "--gradient_accumulation_steps=2"]
     run = ready(data_dir, tmp_path, *more, "--dropout=0.1")
+    assert run.ask_every == 1  # or torchrun's 30 s may end before the ranks know of a SIGTERM
     train.train_step(run)
     reads.clear()
     for _ in range(3):
@@ -59,6 +60,20 @@ def test_a_steady_step_does_not_synchronize_a_gpu(data_dir, tmp_path, compile):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert train.read_steps(run)[0] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_run_resumes_on_a_gpu(data_dir, tmp_path, dtype):
+    """With the moments of the fused AdamW, and the scale of a float16 loss."""
+    more = ["--device=cuda", f"--dtype={dtype}", "--compile=False", "--lr_decay_iters=6"]
+    assert not train.main(arguments(data_dir, tmp_path / "whole", *more, "--max_iters=6")).status
+    assert not train.main(arguments(data_dir, tmp_path / "parts", *more, "--max_iters=3")).status
+    again = ["--init_from=resume", f"--out_dir={tmp_path / 'parts'}", "--max_iters=6"]
+    assert not train.main(again).status
+    whole = [loss for _, loss in losses(tmp_path / "whole")]
+    assert [loss for _, loss in losses(tmp_path / "parts")] == pytest.approx(whole, rel=1e-3)
 
 
 @pytest.mark.gpu
