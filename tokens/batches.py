@@ -215,8 +215,8 @@ class Loader:
 
 def to_device(array, device):
     """A numpy array as a tensor on the device. A copy to a GPU is queued from pinned memory, so
-    that nothing waits for it."""
+    that nothing waits for it: torch keeps this memory until it is copied."""
     tensor = torch.from_numpy(array)
     if device.startswith("cuda"):
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from bench.ablation.arms import BASE
-from bench.ablation.rows import is_cost
+from bench.ablation.rows import cost_of, is_cost
 from bench.ablation.worth import DRAWS, Curve, Z
 from bench.settings import rates
 from bench.settings.setting import current_rows
@@ -103,19 +103,9 @@ def load(folder):
             arm = arms.get(row["arm"], {})
             is_timed = row["step_ratio"] or row["arm"] == BASE
             if is_timed and arm.get("code_hash") == row.get("code_hash"):
-                costs[row["arm"]] = costs_of(row)
+                costs[row["arm"]] = cost_of(row, is_base=row["arm"] == BASE)
         measured.append(Measured(path.parent.name, facts, list(rows.values()), costs))
     return measured
-
-
-def costs_of(row):
-    """{cost: its value} of a line of costs.jsonl; the step time is over the base's."""
-    return {
-        "step_ratio": 1.0 if row["arm"] == BASE else row["step_ratio"]["ratio"],
-        "parameters": row["parameters"],
-        "memory_bytes": row["peak_memory_bytes"],
-        "kv_bytes_per_token": row["kv_bytes_per_token"],
-    }
 
 
 def first_pass(measured):
