@@ -50,7 +50,7 @@ class State:
 
     def __init__(self, cache):
         self.cache = cache
-        self.past = 0  # inputs that a short convolution sees before each token
+        self.past = {}  # {name of a convolution: the inputs that it sees before each token}
         # {name of a convolution: its last inputs (B, past + n, channels)}, so that n can be dropped
         self.inputs = {}
 
@@ -64,7 +64,7 @@ class State:
         """x (B, T, channels) of the tokens last announced, after the `past` inputs before them of
         the convolution `name`, zeros before the first token: (B, past + T, channels)."""
         if name not in self.inputs:
-            self.past = past
+            self.past[name] = past
             self.inputs[name] = x.new_zeros(x.size(0), past, x.size(2))
         longer = torch.cat((self.inputs[name], x), 1)
         kept = min(past + self.cache.spare, longer.size(1))
@@ -73,8 +73,8 @@ class State:
 
     def earliest(self):
         """The smallest number of tokens it can be rewound to."""
-        lengths = [inputs.size(1) for inputs in self.inputs.values()]  # all the same
-        return self.cache.length - lengths[0] + self.past if lengths else 0
+        spare = [inputs.size(1) - self.past[name] for name, inputs in self.inputs.items()]
+        return self.cache.length - spare[0] if spare else 0  # the same for all
 
     def rewind(self, length):
         """Forget the tokens after the first `length`, which is not below `earliest`."""
