@@ -21,7 +21,7 @@ from parts.part import (
     conv_at,
     head_width,
     kv_layer,
-    layer_mixers,
+    layers_reading,
     linear,
     refuse,
     weight_dropout,
@@ -73,7 +73,6 @@ class Attention(Mixer):
         "attn_dropout",
         "kv_shared_by",
     )
-    paired = False  # whether two heads work together, as in mixer=differential
 
     @classmethod
     def check(cls, config):
@@ -92,7 +91,7 @@ class Attention(Mixer):
                 "choose one",
             )
         refuse(
-            layer_mixers(config).count("attention") < 2,
+            len(layers_reading(config, "kv_shared_by")) < 2,
             "kv_shared_by has no effect with one layer of attention: remove it, or add layers",
         )
 
@@ -137,6 +136,7 @@ class Attention(Mixer):
             self.k_norm = norm(D if per_head else D * K, config) if self.makes_kv else None
         self.extras = {}  # {word of attn_extra: Extra}
         self.changes_scores = False  # whether one of them does
+        self.attends_plainly = type(self).attend is Attention.attend  # not so in a subclass
 
     def add_extra(self, word, make, config, layer):
         """Add a word of attn_extra; make: its class."""

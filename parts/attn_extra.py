@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.part import STD, layer_mixers, linear
+from parts.part import STD, layers_reading, linear
 
 GATED = 32  # features that the gate of a value embedding reads
 
@@ -89,7 +89,7 @@ class ValueResidual(Extra):
     paper = "Zhou et al. 2024, arXiv:2410.17897"
 
     def __init__(self, attention, config, layer):
-        self.first = layer == layer_mixers(config).index("attention")
+        self.first = layer == layers_reading(config, "attn_extra")[0]
         if not self.first:
             attention.share = nn.Parameter(torch.tensor([0.5]))  # λ
 

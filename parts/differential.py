@@ -31,7 +31,6 @@ class Differential(Attention):
     paper = "Ye et al. 2024, arXiv:2410.05258"
     normed = True
     reads = tuple(key for key in Attention.reads if key not in WITHOUT)
-    paired = True
 
     @classmethod
     def check(cls, config):

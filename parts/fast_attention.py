@@ -92,15 +92,15 @@ def with_previous(x):
 
 
 def suits_flex(attention, q, scheme):
-    """Whether `flex` can and should do it: more than plain causal attention, no pairs of heads,
-    no dropout, no addition to the scores but ALiBi's bias, and heads of 16 or more, as its kernels
-    need."""
+    """Whether `flex` can and should do it: more than plain causal attention, no `attend` of a
+    subclass, no dropout, no addition to the scores but ALiBi's bias, and heads of 16 or more, as
+    its kernels need."""
     biased = scheme.acts_on == "scores"
     if biased and not isinstance(scheme, Alibi):
         return False
     if not (attention.window or attention.group or attention.softcap or biased):
         return False
-    if attention.changes_scores or attention.paired or drops_weights(attention):
+    if attention.changes_scores or not attention.attends_plainly or drops_weights(attention):
         return False
     return q.size(-1) >= 16
 

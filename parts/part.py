@@ -85,12 +85,19 @@ def layer_mixers(config):
     return [words[layer % len(words)] for layer in range(config.n_layer)]
 
 
+def layers_reading(config, key):
+    """The layers whose mixer reads a key, as kv_shared_by: attention, and what derives from it."""
+    from parts.slots import MIXER  # here, since slots.py imports this file
+
+    return [i for i, word in enumerate(layer_mixers(config)) if key in MIXER[word].reads]
+
+
 def kv_layer(config, layer):
     """The layer that makes the keys and values which attention in this layer reads: itself, or the
     first of kv_shared_by layers of attention."""
-    if not config.kv_shared_by:
+    layers = layers_reading(config, "kv_shared_by")
+    if not config.kv_shared_by or layer not in layers:
         return layer
-    layers = [i for i, word in enumerate(layer_mixers(config)) if word == "attention"]
     place = layers.index(layer)
     return layers[place - place % config.kv_shared_by]
 
@@ -149,9 +156,13 @@ def weight_dropout(config):
 
 
 def reset(part):
-    """Give every parameter in a part its initial value: each module sets its own."""
+    """Give every parameter in a part its initial value: each module sets its own, and those in its
+    ParameterLists and ParameterDicts."""
+    lists = (nn.ParameterList, nn.ParameterDict)
     for module in part.modules():
-        if not list(module.parameters(recurse=False)):
+        holders = [module, *(child for child in module.children() if isinstance(child, lists))]
+        own = any(list(holder.parameters(recurse=False)) for holder in holders)
+        if not own or isinstance(module, lists):
             continue
         if not hasattr(module, "reset"):
             raise TypeError(

@@ -19,6 +19,7 @@ from common.configurator import (
     Words,
 )
 from parts import moe
+from parts.attention import Attention
 from parts.part import STD, Linear, head_width, layer_mixers, refuse, reset
 from parts.position import Shared, Where
 from parts.slots import (
@@ -117,7 +118,7 @@ class VariantConfig:
         self.check_unread(mixers)
         self.check_needs()
         self.check_heads()
-        self.check_words()
+        self.check_words(mixers)
         for part in (*mixers, MLP[self.mlp], RESIDUAL[self.residual]):
             part.check(self)
 
@@ -188,7 +189,7 @@ class VariantConfig:
             "larger rope_theta",
         )
 
-    def check_words(self):
+    def check_words(self, mixers):
         """Refuse words that contradict each other, or change nothing."""
         for key in ("attn_extra", "conv_sites"):
             words = getattr(self, key).split(",")
@@ -214,7 +215,7 @@ class VariantConfig:
             f"bias=norm changes nothing, norm={self.norm} has no bias: choose another norm or bias",
         )
         refuse(
-            self.bias == "qkv" and not {"attention", "differential"} & {*self.mixer.split(",")},
+            self.bias == "qkv" and not any(issubclass(mixer, Attention) for mixer in mixers),
             f"bias=qkv does not go with mixer={self.mixer}: choose bias=all or none",
         )
 

@@ -6,6 +6,7 @@ import torch
 
 from helpers.variants import close, config, name, randomised, tokens
 from parts import fast_attention
+from parts.attention import Attention
 from parts.cache import KVCache
 from parts.variant import Variant
 
@@ -136,3 +137,6 @@ def test_only_where_they_fit(blocked, monkeypatch):
     cached = model(x, cache=KVCache())[0]
     assert not blocked
     assert close(model(x)[0], cached, 1e-12) and len(blocked) == 2
+    for part in (Attention, type("Own", (Attention,), {"attend": None})):
+        mixer = part(config("llama", dict(window=5, head_dim=16)), 0)
+        assert (part is Attention) == fast_attention.suits_flex(mixer, torch.zeros(16), model.wpe)
