@@ -213,17 +213,17 @@ def check_fit(values, tensors, where, fix):
 
 def without_memory(config):
     """The model of a configuration on the meta device, where its tensors have shapes alone. Raises
-    UserError if no model has these sizes."""
+    UserError if it cannot be made."""
     try:
         with torch.device("meta"), NoInitialValues():
             return make(config)
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        what = f"no model has these sizes: {one_line(error)}"
-        raise UserError(what, "the sizes of the model", "choose smaller ones") from None
+        what = f"this model cannot be made: {one_line(error)}"
+        raise UserError(what, "its keys", "choose smaller sizes, or add --debug") from error
 
 
 def check_size(config, device, trains):
-    """Raise UserError if no model has the sizes of a configuration, and Failure if this machine
+    """Raise UserError if the model of a configuration cannot be made, and Failure if this machine
     cannot hold it: a CPU that trains has weights, gradients and a moment of each, or more."""
     n_bytes = 12 if trains and find_device(device) == "cpu" else 4
     check_memory(without_memory(config), n_bytes)

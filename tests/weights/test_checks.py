@@ -78,7 +78,7 @@ SPOILT = [  # (how, what the error says)
     (config(rope_twist=True), "unknown key rope_twist.*update this repo"),
     (config(own_keys="pull"), "own_keys must be list"),
     (config(vocab_size=10**12), f"{UNFIT}.*wte.weight"),
-    (config(n_embd=10**15), "no model has these sizes"),
+    (config(n_embd=10**15), "this model cannot be made"),
     (config(n_head=3), "n_embd=8 is not divisible by n_head=3"),
     (config(position="learned", block_size=10**12), f"{UNFIT}: no wpe"),
     (config(norm_eps=float("nan")), "NaN is not a JSON number"),
@@ -142,7 +142,7 @@ def test_what_does_not_fit_into_memory_is_one_line_before_it_is_made(out, data_d
     with pytest.raises(Failure, match="out of memory: .*choose a smaller model"):
         train.main([*where, "--n_embd=4"])
     assert not train.main([*where, "--n_embd=4", "--eval_only"]).status  # it has no gradients
-    assert "no model has these sizes" in message(train.main, [*where, "--n_embd=1000000000000000"])
+    assert "this model cannot be made" in message(train.main, [*where, "--n_embd=1000000000000000"])
     monkeypatch.setattr(checks, "memory_here", lambda: 4 * 1127)
     with pytest.raises(Failure, match="out of memory: 1,128 parameters"):
         checkpoint.open_run(out)

@@ -137,7 +137,7 @@ REFUSED = {  # {model_type: [(key, value, what the message names instead of the 
         ("rms_norm_eps", math.nan),
         ("num_hidden_layers", HUGE),
         ("vocab_size", 10**12, "wte.weight is"),
-        ("intermediate_size", 10**18, "no model has these sizes"),
+        ("intermediate_size", 10**18, "this model cannot be made"),
         ("rope_parameters", {"full_attention": {"rope_theta": 5.0}}, "full_attention"),
         ("rope_parameters", THETA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ("hidden_size", None, "hidden_size is missing"),
