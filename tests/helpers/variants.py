@@ -5,14 +5,13 @@ import torch
 
 from parts.architectures import CORNERS, configure, make
 from parts.costs import choices, needed
+from parts.slots import MIXER
 
 SIZES = dict(block_size=24, vocab_size=29, n_layer=2, n_head=4, n_embd=16, multiple_of=8)
 SLOTS = choices()  # {key: its words} of every key whose value is a word
 # Numbers, switches, and values under which the words that need one show.
 NUMBERS = [
-    dict(n_kv_head=2),
     dict(n_kv_head=1),
-    dict(window=5),
     dict(window=5, full_every=2),
     dict(block_local=6),
     dict(attn_softcap=1.5),
@@ -54,7 +53,6 @@ NUMBERS = [
     dict(norm="rmsnorm_bare", qk_norm="head"),
     dict(latent_rank=6, mixer="mla"),
     dict(rope_head_dim=4, mixer="mla"),
-    dict(mixer="differential", n_kv_head=2, window=5),
     dict(mixer="gated_delta,attention"),
     dict(conv=2, mixer="mamba2", position="none"),
     dict(state_size=3, expand=2, mixer="mamba2", position="none"),
@@ -70,12 +68,19 @@ def arm_of(slot, word):
     return {slot: word} | needed(slot, word, configure({"model": "llama", "arch": "llama"}))
 
 
+def with_keys(word):
+    """A mixer with fewer heads of keys than of queries, and a window, where it reads these keys."""
+    keys = dict(n_kv_head=2, window=5)
+    return arm_of("mixer", word) | {key: keys[key] for key in keys if key in MIXER[word].reads}
+
+
 ARMS = [
     arm_of(slot, word)
     for slot, words in SLOTS.items()
     for word in words
     if (slot, word) != ("bias", "norm") and slot != "conv_sites"  # NUMBERS has several at once
-] + NUMBERS
+]
+ARMS += [with_keys(word) for word in MIXER if with_keys(word) not in ARMS] + NUMBERS
 
 
 def name(arm):

@@ -126,7 +126,7 @@ ATTN_EXTRA = {
 
 
 def differential(mixer, x, where):
-    """One query, one pair of heads and one key at a time, without windows."""
+    """One query, one pair of heads and one key at a time."""
     q = in_heads(mixer, mixer.wq(x), mixer.q_norm)
     k = in_heads(mixer, mixer.wk(x), mixer.k_norm)
     v = in_heads(mixer, mixer.wv(x))
@@ -136,17 +136,18 @@ def differential(mixer, x, where):
     strength = math.exp(q1 @ k1) - math.exp(q2 @ k2) + mixer.start
     y = x.new_zeros(*x.shape[:2], pairs, 2 * q.size(-1))
     for b, h, i in itertools.product(range(len(x)), range(pairs), range(x.size(1))):
+        first = max(0, i - mixer.window + 1) if mixer.window else 0
         weights = []
         for head in (h, h + pairs):
             key = k[b, head // shared_by]
             scores = [
                 scheme.score(where.scheme, q[b, head, i], key[j], i, j)
                 + scheme.bias(where.scheme, q[b, head, i], head, i, j)
-                for j in range(i + 1)
+                for j in range(first, i + 1)
             ]
             weights.append(torch.stack(scores).softmax(0))
         low = h // shared_by
-        seen = torch.cat((v[b, low], v[b, low + mixer.n_kv_head // 2]), -1)[: i + 1]
+        seen = torch.cat((v[b, low], v[b, low + mixer.n_kv_head // 2]), -1)[first : i + 1]
         mixed = (weights[0] - strength * weights[1]) @ seen
         y[b, i, h] = (1 - mixer.start) * rmsnorm(mixer.pair_norm, mixed)
     return mixer.wo(y.flatten(2))

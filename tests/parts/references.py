@@ -135,20 +135,20 @@ NORM = {
 def in_turn(step):
     """The two sublayers one after the other, where step(x, sublayer, norm, norm_out) adds one."""
 
-    def block(x, mix, mlp, norm1, norm2, *out):
+    def formula(block, x, mix, mlp, norm1, norm2, *out):
         outs = out or (None, None)
         return step(step(x, mix, norm1, outs[0]), mlp, norm2, outs[1])
 
-    return block
+    return formula
 
 
-BLOCK = {
+BLOCK = {  # of x (B, T, C), the two sublayers, and the norms that the block has
     "pre": in_turn(lambda x, sublayer, norm, _: x + sublayer(norm(x))),
     "post": in_turn(lambda x, sublayer, norm, _: norm(x + sublayer(x))),
     "output": in_turn(lambda x, sublayer, norm, _: x + norm(sublayer(x))),
     "sandwich": in_turn(lambda x, sublayer, norm, out: x + out(sublayer(norm(x)))),
-    "parallel": lambda x, mix, mlp, norm1: mlp(norm1(x)) + mix(norm1(x)) + x,
-    "parallel2": lambda x, mix, mlp, norm1, norm2: mlp(norm2(x)) + mix(norm1(x)) + x,
+    "parallel": lambda block, x, mix, mlp, norm1: mlp(norm1(x)) + mix(norm1(x)) + x,
+    "parallel2": lambda block, x, mix, mlp, norm1, norm2: mlp(norm2(x)) + mix(norm1(x)) + x,
 }
 
 

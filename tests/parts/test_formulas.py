@@ -8,7 +8,7 @@ import pytest
 import torch
 from mixer_references import with_conv
 
-from helpers.variants import arm_of, close, config, name, randomised, tokens
+from helpers.variants import arm_of, close, config, name, randomised, tokens, with_keys
 from parts.architectures import CORNERS
 from parts.position import Shared, Where
 from parts.slots import ROPE_SCALING, SLOTS
@@ -67,8 +67,8 @@ def check_block(word):
     x = torch.randn(1, 5, 16).double()
     norms = [getattr(block, f"norm{name}", None) for name in ("1", "2", "1_out", "2_out")]
     norms = [norm for norm in norms if norm is not None]
-    block.attn.forward = lambda h, where, cache: h * 2 + 1
-    assert close(block(x, None), formula(x, lambda h: h * 2 + 1, block.mlp, *norms), 1e-9)
+    block.attn.forward = lambda h, *rest: h * 2 + 1
+    assert close(block(x, None), formula(block, x, block.attn, block.mlp, *norms), 1e-9)
 
 
 def check_mlp(word):
@@ -78,6 +78,8 @@ def check_mlp(word):
 
 
 def check_mixer(word, arm=None):
+    if arm is None:
+        check_mixer(word, with_keys(word))
     formula = formulas.reference("mixer", word)
     model = randomised(config("llama", arm or arm_of("mixer", word)))
     pos, idx = torch.arange(6)[None], tokens(model.config, T=6)
@@ -108,9 +110,9 @@ def check_residual(word):
 
 
 def of_token(stream, t):
-    """The stream of one token: a tensor, or with residual=attn_res what each sublayer wrote."""
+    """The stream of one token: a tensor, or a list of what sublayers wrote (and its norm)."""
     if isinstance(stream, list):
-        return [h[0, t] for h, _ in stream]
+        return [(h[0] if isinstance(h, tuple) else h)[0, t] for h in stream]
     return stream[0, t]
 
 
@@ -145,7 +147,6 @@ def test_a_word_is_its_formula(slot, word):
 
 MIXED = [
     dict(n_kv_head=2, head_dim=6),
-    dict(window=3),
     dict(block_local=3),
     dict(position="relative", attn_softcap=1.5, qk_norm="head", head_dim=3),
     dict(position="rope", attn_softcap=1.5, qk_norm="full", n_kv_head=2),

@@ -12,7 +12,7 @@ import torch
 
 from common.errors import UserError
 from helpers import gates
-from helpers.variants import SCALED, SLOTS, bases, config, gate, randomised
+from helpers.variants import SCALED, SLOTS, bases, config, gate, randomised, with_keys
 from parts import attention
 from parts.architectures import ARCH, make
 from parts.attn_extra import Extra
@@ -53,29 +53,29 @@ def test_wrong_masks_would_be_seen(monkeypatch):
         patch.setattr(attention.Attention, "attend", everything)
         with pytest.raises(AssertionError, match="sees the future"):
             gates.causality(randomised(config("llama", dict(n_kv_head=2, embed_norm=True))))
+    monkeypatch.setitem(MIXER, "own", type("Own", (attention.Attention,), {"attend": everything}))
+    with pytest.raises(AssertionError, match="with a cache differ"):
+        gates.cached(randomised(config("llama", with_keys("own"))))
     wider = lambda qpos, kpos, window=0, group=0: visible(qpos, kpos, window + bool(window), group)
     monkeypatch.setattr(attention, "visible", wider)
     with pytest.raises(AssertionError):
         gates.cached(randomised(config("llama", dict(window=5))))
 
 
-def test_a_part_that_does_not_say_how_it_starts_is_refused(monkeypatch):
+def test_parameters_that_would_not_start_or_train_are_refused(monkeypatch):
     class Foreign(MLP["gelu"]):
         def __init__(self, config):
             super().__init__(config)
             self.extra = torch.nn.Linear(2, 2)
 
-    monkeypatch.setitem(MLP, "foreign", Foreign)
-    with pytest.raises(TypeError, match="Linear does not say .*use `linear`"):
-        Variant(config("gpt2", dict(mlp="foreign")))
-
-
-def test_an_addition_whose_parameters_would_not_train_is_refused(monkeypatch):
     class HeadGain(Extra):
         def __init__(self, attention, config, layer):
             self.gain = torch.nn.Linear(2, 2)
 
+    monkeypatch.setitem(MLP, "foreign", Foreign)
     monkeypatch.setitem(ATTN_EXTRA, "gain", HeadGain)
+    with pytest.raises(TypeError, match="Linear does not say .*use `linear`"):
+        Variant(config("gpt2", dict(mlp="foreign")))
     with pytest.raises(TypeError, match="on `attention`"):
         Variant(config("gpt2", dict(attn_extra="gain")))
 
