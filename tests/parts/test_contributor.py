@@ -1,4 +1,4 @@
-"""Adding a part is one class, one word in parts/slots.py, and its formula: four
+"""Adding a part is one class, one word in parts/slots.py, and its formula: seven
 parts, each added from outside as a contributor would, pass every gate, and --help, costs, catalogue
 and ablation know them."""
 
@@ -19,7 +19,7 @@ from bench.ablation.settings import AblateConfig
 from common.commands import ROOT
 from common.configurator import help_text
 from helpers import gates
-from parts import attn_extra, costs, norm, slots
+from parts import attn_extra, block, costs, norm, residual, slots
 from parts.cache import Recurrent
 from parts.part import Mixer, linear
 from parts.slots import SLOTS
@@ -43,16 +43,18 @@ def with_class(block, module):
 
 
 def printed_parts():
-    """{word: (slot, class, formula)} of the three examples of docs/add_a_part.md."""
-    activation, mish, *others = PRINTED[:8]
+    """{word: (slot, class, formula)} of the four examples of docs/add_a_part.md."""
+    activation, mish, *others, shifted, mixer_line, mixer_formula = PRINTED[:11]
     scale_norm, norm_line, norm_formula, head_scale, extra_line, extra_formula = others
-    shelf = SimpleNamespace(
-        norm=with_class(scale_norm, norm), attn_extra=with_class(head_scale, attn_extra)
-    )
-    classes = entry(activation, slots) | entry(norm_line, shelf) | entry(extra_line, shelf)
+    shelf = with_class(shifted, SimpleNamespace())
+    shelf.norm = with_class(scale_norm, norm)
+    shelf.attn_extra = with_class(head_scale, attn_extra)
+    classes = entry(activation, slots) | entry(norm_line, shelf)
+    classes |= entry(extra_line, shelf) | entry(mixer_line, shelf)
     formula_of = entry(mish, references) | entry(norm_formula, references)
     formula_of |= entry(extra_formula, mixer_references)
-    slot_of = dict(mish="mlp", scalenorm="norm", head_scale="attn_extra")
+    formula_of["shifted"] = with_class(mixer_formula, mixer_references).shifted
+    slot_of = dict(mish="mlp", scalenorm="norm", head_scale="attn_extra", shifted="mixer")
     return {word: (slot_of[word], classes[word], formula_of[word]) for word in slot_of}
 
 
@@ -93,13 +95,58 @@ def ema(mixer, x, where):
     v, a = mixer.wv(x), 1 / (1 + (-mixer.decay).exp())
     h = torch.zeros_like(v)
     for t in range(x.size(1)):
-        for s in range(t + 1):
-            h[:, t] += (1 - a) * a ** (t - s) * v[:, s]
+        h[:, t] = sum((1 - a) * a ** (t - s) * v[:, s] for s in range(t + 1))
     return mixer.wo(h)
+
+
+class Gated(block.Parallel):
+    """x + mixer(norm(x)) + (a + b) mlp(w norm(x)), where a and b start at 0."""
+
+    muon = ("w",)
+    shape = (1,)  # of a
+    start = 1.0  # of w
+
+    def __init__(self, make):
+        super().__init__(make)
+        self.w = nn.Parameter(torch.empty(2, make.config.n_embd))  # w is the sum of its rows
+        self.gate = nn.Parameter(torch.empty(self.shape))  # a
+        self.more = nn.ParameterList([torch.empty(1)])  # b
+
+    def reset(self):
+        nn.init.constant_(self.w, self.start)
+        nn.init.zeros_(self.gate)
+        nn.init.zeros_(self.more[0])
+
+    def forward(self, x, where, cache=None):
+        h, x = self.residual.read(x, 0, where)
+        h = self.norm1(h)
+        gate = self.gate + self.more[0]
+        return self.residual.add(x, self.attn(h, where, cache), gate * self.mlp(self.w.sum(0) * h))
+
+
+def gated(block, x, mix, mlp, norm1):
+    return x + mix(norm1(x)) + (block.gate + block.more[0]) * mlp(sum(block.w) * norm1(x))
+
+
+hooks = dict(  # the stream is a list of what sublayers wrote; each reads the mean
+    spread=lambda self, x: [x],
+    read=lambda self, x, number, where: (sum(x) / len(x), x),
+    add=lambda self, x, *outputs: [*x, *outputs],
+    gathered=lambda self, x: sum(x),
+)
+DepthMean = type("DepthMean", (residual.Plain,), dict(paper="unpublished") | hooks)
+
+
+class Counting(norm.BareRMSNorm):
+    def forward(self, x):
+        self.seen = getattr(self, "seen", torch.zeros(())) + self.training  # no buffer
+        return (1 + self.seen) * super().forward(x)
 
 
 PARTS = printed_parts() | {  # word: (its slot, its class, its formula)
     "contributor_mixer": ("mixer", Ema, ema),
+    "gated": ("block", Gated, gated),
+    "depth_mean": ("residual", DepthMean, lambda _, x, *more: [*x, more[-1](sum(x) / len(x))]),
 }
 words = pytest.mark.parametrize("word", PARTS)
 
@@ -117,6 +164,33 @@ def test_it_passes_the_gates(word):
     slot = PARTS[word.split(",")[-1]][0]
     position = dict(position="sinusoidal") if slot == "mixer" else {}
     gates.check("gpt2", {slot: word} | position)
+
+
+@pytest.mark.parametrize(
+    "slot, part, words",
+    [
+        ("norm", Counting, "keep its state in register_buffer"),
+        (
+            "block",
+            type("", (Gated,), dict(muon=("w", "gate"))),
+            "`muon` names .*0.gate.*no matric",
+        ),
+        ("block", type("", (Gated,), dict(shape=(1, 1))), r"shrinks .*gate of shape \(1, 1\)"),
+        ("block", type("", (Gated,), dict(start=0)), "gradient of .*0.gate', .* each of 12 st"),
+    ],
+)
+def test_what_would_not_train_or_not_be_saved_is_seen(slot, part, words, monkeypatch):
+    monkeypatch.setitem(SLOTS[slot], "gated", part)
+    with pytest.raises(AssertionError, match=words):
+        gates.check("llama", {slot: "gated"})
+
+
+def test_what_derives_from_attention_has_its_keys(monkeypatch):
+    for keys in (dict(kv_shared_by=2, conv=3), dict(attn_extra="value_residual"), dict(bias="qkv")):
+        gates.check("gpt2", dict(mixer="shifted,attention") | keys)
+        torch.no_grad()(test_formulas.check_mixer)("shifted", dict(mixer="shifted") | keys)
+    monkeypatch.setattr(PARTS["shifted"][1], "reads", ())  # it shares nothing
+    gates.make(gates.config("gpt2", dict(mixer="shifted,attention", kv_shared_by=2, n_layer=4)))
 
 
 @words
