@@ -156,11 +156,10 @@ def make_run(settings, runtime, open_data=open_data, make_loss=net.Loss, scoring
     device = with_number(config.device)
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
-    # The model as it is trained.
     if config.activation_checkpointing:
         net.recompute_blocks(model, runtime)
     ranks.place(model, config.parallel, runtime)
-    # Its optimizers: AdamW updates all parameters, but Muon takes over the matrices of the blocks.
+    # AdamW updates all parameters; if Muon is chosen, it takes over the matrices of the blocks.
     optimizers = make_optimizers(model, config, runtime)
     loss_module = make_loss(model)
     compiled = net.compiled(loss_module, model, runtime)
