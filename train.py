@@ -129,7 +129,7 @@ class Run:
         self.loader = Loader(self.samples, size, count, self.runtime)
         self.step_samples = size * count
         self.step_tokens = self.step_samples * self.model.config.block_size  # in the global batch
-        self.ask_every = 1 if count > self.runtime.world_size else 10  # steps, as StopRequest says
+        self.ask_every = 1 if count > self.runtime.world_size else 10  # steps: StopRequest.agreed
         self.state.setdefault("tokens", self.step * self.step_tokens)  # older checkpoints lack it
         self.has_running_means = any(hasattr(m, "running_mean") for m in self.model.modules())
 
@@ -221,9 +221,9 @@ def train_step(run):
         own_targets = sum(micro_batch.n_targets for micro_batch in micro_batches)
         all_targets = ranks.all_reduce_sum(own_targets, runtime)
 
-    # Forward and backward: gradients accumulate, and DDP takes their mean over the ranks after the
-    # last micro-batch. So the mean loss of a micro-batch is divided by this number. Without masks
-    # it is a whole one, the number of micro-batches of a rank.
+    # Forward and backward: gradients accumulate, and ddp or fsdp takes their mean over the ranks
+    # after the last micro-batch. So the mean loss of a micro-batch is divided by `divisor`, which
+    # is a whole number without masks: the micro-batches of a rank.
     loss_sum = torch.zeros((), device=runtime.device)
     run.changing = run.has_running_means  # a forward pass changes the means of batchnorm
     for number, inputs, n_targets in micro_batches:

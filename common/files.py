@@ -19,8 +19,14 @@ UMASK = os.umask(0)
 os.umask(UMASK)
 
 # Errors of a file system that does not support an operation at all (FUSE, CIFS, Lustre).
-UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL)
-UNSUPPORTED += (errno.ENOLCK,)
+UNSUPPORTED = (
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOTTY,
+    errno.EINVAL,
+    errno.ENOLCK,
+)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 warned = set()  # the warnings that were printed

@@ -74,14 +74,14 @@ class Runtime:
         variable, usual = compiler_names(self.device_kind)
         compiler = shutil.which(os.environ.get(variable, usual))
         if asked is True and self.device_kind != "mps" and not compiler:
-            what = "torch.compile needs a compiler of C or C++, and none was found"
-            fix = f"install {usual}, name yours in {variable}, or give --compile=False"
+            what = f"torch.compile needs a compiler such as {usual}, and none was found"
+            fix = f"install it, name yours in {variable}, or give --compile=False"
             raise UserError(what, "compile=True", fix)
 
         self.compile = asked
         why = "as given or stored"
         if asked == "auto":
-            self.compile, why = compile_pays(self.device_kind, flops, compiler)
+            self.compile, why = compile_pays(self.device, flops, compiler)
         if self.device_kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
             if self.compile or flops > BFLOAT16_PAYS:
                 self.dtype = "bfloat16"
@@ -100,15 +100,15 @@ def compiler_names(kind):
     return "CXX", "clang++" if platform.system() == "Darwin" else "g++"
 
 
-def compile_pays(kind, flops, compiler):
+def compile_pays(device, flops, compiler):
     """(whether compiling saves time, the reason). compiler: its path, or None."""
-    if kind == "mps":
+    if device == "mps":
         return False, "not tried on Metal"
     if not compiler:
         return False, "no compiler found"
-    if kind == "cuda" and torch.cuda.get_device_capability() < (7, 0):
-        return False, "this GPU is too old for Triton"
-    if kind == "cuda":
+    if device.startswith("cuda"):
+        if torch.cuda.get_device_capability(device) < (7, 0):
+            return False, "this GPU is too old for Triton"
         return True, "it pays on CUDA"
     if flops > COMPILE_PAYS:
         return True, "long enough to earn back the compile time"
@@ -166,8 +166,8 @@ def find_ranks():
 
 
 def with_number(device):
-    """The device, or for auto the best one. A thread needs the number of a CUDA device in order to
-    choose it; with torchrun there is none, since each rank chooses its own."""
+    """The device, or for auto the one of find_device, as cuda:0 in place of cuda: a thread chooses
+    it by number. With torchrun it has none, since each rank chooses its own."""
     device = find_device(device)
     kind, _, number = device.partition(":")
     if kind != "cuda":
@@ -212,9 +212,9 @@ def set_up(device, dtype="auto"):
     return its Runtime."""
     rank, world_size = find_ranks()
     chosen = " (the best one here)" if device == "auto" else ""
-    if chosen and torch.backends.mps.is_available():
-        chosen = " (--device=mps chooses this Mac's GPU, which we have not tried)"
     device = with_number(device)
+    if chosen and device == "cpu" and torch.backends.mps.is_available():
+        chosen = " (--device=mps chooses this Mac's GPU, which we have not tried)"
     device_reason = f"device {device}{chosen}"
     kind = device.split(":")[0]
     if world_size > 1:
@@ -298,8 +298,9 @@ class StopRequest:
             os._exit(128 + number)
 
     def agreed(self, runtime, step=0, every=1):
-        """Whether any rank has received a signal. Every rank gets the same answer. Several ranks
-        ask each other only where `step` is a multiple of `every`: the answer waits for the GPU."""
+        """Whether any rank has received a signal: the same answer on every rank. Several ranks ask
+        each other where `step` is a multiple of `every`. Not at each one, since the answer waits
+        for the GPU; but soon, since torchrun kills them 30 s after a signal."""
         if runtime.world_size > 1:
             if step % every:
                 return False

@@ -311,7 +311,7 @@ def check_resume(run):
 
 CHECKS = {  # name: (check, what to do when it fails)
     "device": (check_device, "try --dtype=float32, then --device=cpu"),
-    "compile": (check_compile, "train with --compile=False, or install another C++ compiler"),
+    "compile": (check_compile, "train with --compile=False, or install another compiler"),
     "disk": (check_disk, "free space, or choose another --out_dir"),
     "data": (check_data, "split the text by document, and prepare it again"),
     "initial loss": (check_initial_loss, "see init_weights; if it is below ln V, targets leak"),

@@ -136,7 +136,7 @@ class Attention(Mixer):
             self.k_norm = norm(D if per_head else D * K, config) if self.makes_kv else None
         self.extras = {}  # {word of attn_extra: Extra}
         self.changes_scores = False  # whether one of them does
-        self.attends_plainly = type(self).attend is Attention.attend  # not so in a subclass
+        self.attends_plainly = type(self).attend is Attention.attend  # a subclass may have its own
 
     def add_extra(self, word, make, config, layer):
         """Add a word of attn_extra; make: its class."""

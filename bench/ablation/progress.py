@@ -85,6 +85,8 @@ def print_plan(sweep, jobs):
         seconds = sum(sweep.predicted[job.arm] for job in jobs)
         time = f"about {duration(seconds / len(sweep.machine.slots))}"
     say(f"{len(sweep.machine.slots)} at a time: {time}")
+    if any(row.get("quiet") is False for row in sweep.costs.values()):
+        say("other programs slowed the timing: on a quiet machine the runs take less")
     steps = sweep.arms[BASE].values["max_iters"]
     warmup = sweep.arms[BASE].values.get("warmup_iters", TrainConfig.warmup_iters)
     if 3 * warmup >= steps:

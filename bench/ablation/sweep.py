@@ -19,7 +19,7 @@ from bench.ablation.settings import AblateConfig
 from bench.settings.plan import tokens_of
 from common import files
 from common.configurator import build
-from common.errors import UserError
+from common.errors import Failure, UserError
 from common.runtime import Runtime, choose_dtype, find_device, versions
 from parts.architectures import configure
 from tokens import ngrams
@@ -159,8 +159,16 @@ class Sweep:
         if stored:
             say(f"{len(self.rows)} runs are done already")
 
+    def check_own(self):
+        """Raise Failure if another folder has the name of the one that this process locked."""
+        if not files.is_open_as(self.out / "lock", self.lock.fileno()):
+            what = "the folder of this sweep was moved or removed while it ran"
+            fix = "the same command with the out_dir where it is now continues"
+            raise Failure(what, f"out_dir={self.out}", fix)
+
     def keep_row(self, job, row):
         """Write the row of a run that has ended, and drop the checkpoints that it needs no more."""
+        self.check_own()
         files.append(self.out / "rows.jsonl", row)
         self.rows[job.key] = row
         if row["status"] != "failed":
@@ -168,6 +176,7 @@ class Sweep:
 
     def write_plan(self):
         """Write sweep.json."""
+        self.check_own()
         base = self.arms[BASE]
         arms = {}
         for name, arm in self.arms.items():
@@ -320,14 +329,15 @@ def find_machine(device, workers, elsewhere):
 
 def settle_machine(machine, base, values):
     """The device, number format and compilation of all runs, as train.py chooses them for the run
-    of the base, which has these values. A login node takes the number format of today's GPUs."""
+    of the base, which has these values. A login node chooses for today's GPUs."""
     kind = machine.device_kind
     dtype = base.get("dtype", "auto")
     if kind == "cpu":
         runtime = fingerprint.start_run(values).runtime
         return {"device": kind, "dtype": runtime.dtype, "compile": runtime.compile}
-    runtime = Runtime(kind, "float32")
-    runtime.choose_compile(base["compile"], math.inf)
+    runtime = Runtime(kind, "float32", compile=base["compile"] is not False)
+    if machine.is_here:
+        runtime.choose_compile(base["compile"], math.inf)
     if dtype == "auto":
         dtype = choose_dtype(kind)[0] if machine.is_here else "bfloat16"
     return {"device": kind, "dtype": dtype, "compile": runtime.compile}

@@ -5,7 +5,6 @@ run of the first setting that has one, so no core waits for the last run of a ph
 
 import contextlib
 from collections import Counter
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +26,6 @@ from common import files
 from common.commands import WIDTH
 from common.errors import UserError
 from common.runtime import StopRequest, find_device, versions
-from tokens.token_files import is_prepared
 from training.run_folder import lock_run
 from training.step_costs import timed
 
@@ -39,7 +37,6 @@ FACTS = ("torch", "git_commit", "hardware")
 def main(argv, usage):
     """Measure what a command line asks for. Returns the exit status."""
     plan = plans.read(argv, usage)
-    check_datasets(plan)
     courses = []
     for setting in plan.settings:
         facts = versions(find_device(setting.values["device"]))
@@ -64,25 +61,6 @@ def main(argv, usage):
         print("stopped; the same command continues. A long run goes on from its checkpoint.")
         return stop.status
     return 1 if failed else 0
-
-
-def check_datasets(plan):
-    """Raise UserError that names all datasets that the settings lack, if several are missing that
-    train.py does not prepare. One alone is left to train.py, which says how."""
-    from prepare import SMALL  # here, since other sweeps do without
-
-    folders = [
-        Path(setting.values.get("data_dir", "data"), setting.values["dataset"])
-        for setting in plan.settings
-    ]
-    missing = []
-    for folder in dict.fromkeys(folders):
-        if folder.name not in SMALL and not is_prepared(folder):
-            missing.append(folder)
-    if len(missing) > 1:
-        names = " ".join(folder.name for folder in missing)
-        fix = f"run `for name in {names}; do python prepare.py $name; done`"
-        raise UserError("datasets are missing", ", ".join(map(str, missing)), fix)
 
 
 def check_predicted(plan):

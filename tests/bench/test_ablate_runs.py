@@ -18,7 +18,7 @@ import torch
 import ablate
 from bench.ablation import fingerprint, measure, plans, runs, schedule, step_times
 from common.commands import ROOT
-from common.errors import UserError
+from common.errors import Failure, UserError
 from common.runtime import versions
 from helpers.ablation import DRIVER, arguments, arm, made_up_times, rows_of, steps_of
 from helpers.runs import refusing
@@ -85,6 +85,18 @@ def test_a_sweep_that_is_stopped_says_so_whatever_its_streams_are(drive, monkeyp
     monkeypatch.setattr(ablate, "run_sweep", stopped)
     assert drive(ROPE) == 129
     assert "stopped and saved" in capfd.readouterr().err
+
+
+def test_a_sweep_leaves_a_folder_alone_that_takes_its_name(planned, out, tmp_path):
+    sweep = planned(ROPE)
+    sweep.open()
+    out.rename(tmp_path / "moved")
+    (out / "runs").mkdir(parents=True)
+    lock_run(out).close()
+    for write in (sweep.write_plan, lambda: sweep.keep_row(None, {})):
+        with pytest.raises(Failure, match="was moved"):
+            write()
+    assert sorted(path.name for path in out.iterdir()) == ["lock", "runs"]
 
 
 def test_a_run_is_not_started_through_a_link(planned, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from bench.ablation.checks import check_arm
 from bench.settings import plan as plans
-from bench.settings import rates, sweep, worths
+from bench.settings import rates, worths
 from common.errors import UserError
 from parts.architectures import configure
 
@@ -146,18 +146,6 @@ def test_further_parts_run_only_when_they_are_named(answer):
         window = parts["Window"].arm(each.values).changes["window"]
         assert window == each.values["block_size"] // 4
         assert parts["Half RoPE"].fits(each.values) == (each.values["model"] == "llama")
-
-
-def test_all_missing_datasets_are_named_at_once(tmp_path, monkeypatch):
-    plan = plans.read([ANSWER, "--settings=c04,c13"], "")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as caught:
-        sweep.check_datasets(plan)
-    assert "prepare.py $name" in str(caught.value)
-    assert "plays_byte" in str(caught.value) and "python_bpe1024" in str(caught.value)
-    for setting, name in zip(plan.settings, ("plays", "shakespeare_char"), strict=True):
-        setting.values["dataset"] = name
-    sweep.check_datasets(plan)  # train.py prepares both
 
 
 def quadratic(places, level, best, curve):

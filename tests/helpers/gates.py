@@ -70,7 +70,9 @@ def learns(model):
     matrices = maps | {key for key, p in named.items() if p.squeeze().dim() >= 2}
     taken = muon_names(model)
     assert maps <= taken, f"Muon leaves out {maps - taken}: name them in `muon`"
-    assert taken <= matrices, f"`muon` names {taken - matrices}, which are no matrices"
+    shapes = {key: named[key].shape for key in taken - maps}
+    flat = [key for key, shape in shapes.items() if len(shape) < 2 or min(shape[-2:]) == 1]
+    assert not flat, f"`muon` names {flat}, which are no matrices"
     groups = parameter_groups(model, 0.1)
     grouped = sorted(key for group in groups for key, _ in group["params"])
     assert grouped == sorted(named), "the optimizer misses a parameter, or has one twice"

@@ -288,6 +288,16 @@ def test_out_of_memory_names_what_would_fit(start, monkeypatch, batch, fix):
         start("run", f"--max_iters=2 --batch_size={batch}")
 
 
+def test_a_compiler_that_fails_is_named_with_the_way_out(start, monkeypatch):
+    class TooOld(torch._dynamo.exc.ShortenTraceback):
+        pass
+
+    error = TooOld("this GPU is too old", first_useful_frame=None)
+    monkeypatch.setattr(train, "train_step", Mock(side_effect=error))
+    with pytest.raises(Failure, match="fails: this GPU is too old .*: --compile=False"):
+        start("run", "--max_iters=2")
+
+
 def flip(data):
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
