@@ -21,6 +21,7 @@ pytest.register_assert_rewrite("helpers", "formulas")
 torch.set_num_threads(1)
 sys.orig_argv[0] = "python"  # as if it were typed so
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores Ctrl-C
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup a terminal that closes
 
 
 @pytest.fixture(autouse=True)
