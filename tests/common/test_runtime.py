@@ -107,6 +107,7 @@ def test_activations_are_computed_again_with_the_same_attention():
     assert set(its_kernels) == set(kernels) and len(its_kernels) == len(kernels) + 2
 
 
+@pytest.mark.slow
 def test_a_recomputed_block_that_leaves_values_for_later_ones_is_compiled(monkeypatch):
     """As for a GPU, in one graph, with the gradients of the eager model."""
     setting = "skip_fwd_side_effects_in_bwd_under_checkpoint"
