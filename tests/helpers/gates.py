@@ -79,7 +79,7 @@ def learns(model):
     decaying = {key: p for group in groups if group["weight_decay"] for key, p in group["params"]}
     for key, p in decaying.items():
         fits = key in matrices and not key.endswith("bias")
-        assert fits, f"weight decay shrinks {key} of shape {(*p.shape,)}: make it one-dimensional"
+        assert fits, f"weight decay shrinks {key}, {tuple(p.shape)}: make it one-dimensional"
 
     still = set(named)  # what has had no gradient but 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, fused=True)

@@ -175,7 +175,7 @@ def test_it_passes_the_gates(word):
             type("", (Gated,), dict(muon=("w", "gate"))),
             "`muon` names .*0.gate.*no matric",
         ),
-        ("block", type("", (Gated,), dict(shape=(1, 1))), r"shrinks .*gate of shape \(1, 1\)"),
+        ("block", type("", (Gated,), dict(shape=(1, 1))), r"shrinks .*gate, \(1, 1\)"),
         ("block", type("", (Gated,), dict(start=0)), "gradient of .*0.gate', .* each of 12 st"),
     ],
 )
