@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench import answer, lesson
+from bench import answer
 from bench.ablation.page_worths import BEYOND
 from common.commands import ROOT
+from extras import lesson
 
 PAGE = lesson.PAGE.read_text(encoding="utf-8")
 README = lesson.README.read_text(encoding="utf-8")
@@ -43,7 +44,7 @@ def test_the_lines_of_the_diff_are_lines_of_the_models():
 
 
 def test_the_numbers_are_those_of_the_rows(table):
-    assert lesson.filled(PAGE, table) == PAGE, "run `python -m bench.lesson`"
+    assert lesson.filled(PAGE, table) == PAGE, "run `python -m extras.lesson`"
     more = pd.concat([table, table[table.part == "RoPE"].assign(beyond=0, worth=9.0, planned=1)])
     assert "to >9.00 ×" in lesson.filled(PAGE, more) != PAGE
 
@@ -115,13 +116,13 @@ def test_the_pictures_are_those_of_the_notebook():
     assert re.findall(r"(\d+\.\d) % in the head", printed) == re.findall(r"`(\d+\.\d) %`", PAGE)
     for name, content in stored.items():
         path = lesson.PICTURES / f"{name}.png"
-        assert path.read_bytes() == content, "run `python -m bench.lesson`"
+        assert path.read_bytes() == content, "run `python -m extras.lesson`"
         assert 5_000 < len(content) < 100_000
 
 
 def test_the_table_of_the_five_changes_is_that_of_the_page(table):
     """It counts the marks of the picture below it."""
-    assert lesson.filled(README, table) == README, "run `python -m bench.lesson`"
+    assert lesson.filled(README, table) == README, "run `python -m extras.lesson`"
     rows = [line.split(" | ") for line in README.splitlines() if line.startswith("| ")]
     planned = table[table.planned == 1]
     page = lesson.ANSWER.read_text(encoding="utf-8")
