@@ -10,15 +10,15 @@ from typing import Literal
 from common.configurator import build, check, keys
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
-from parts.slots import MIXER, SLOTS
+from parts.slots import MIXER, POSITION, SLOTS
 from parts.variant import Variant, VariantConfig
 
 # ---------------------------------------------------------------- named architectures
 
 
 def shared_by(queries):
-    """n_kv_head, as a function of the sizes: `queries` heads of queries, or the next smaller number
-    that divides n_head, share one head of keys and values."""
+    """n_kv_head, as a function of the sizes: so many query heads share one head of keys and values,
+    or fewer where `queries` does not divide n_head."""
 
     def n_kv_head(sizes):
         group = queries
@@ -227,15 +227,30 @@ def configure(values, as_variant=False):
 
 
 def changes_a_part(values, base):
-    """Whether `values` have a key that the readable model `base` lacks and that has an effect with
-    the parts of `base`, or a slot itself."""
+    """Whether `values` set a slot, or another key that the readable model `base` lacks and that has
+    an effect with the parts of `base`."""
     if isinstance(values.get("bias"), str):
         return True
     config_class, _ = CORNERS[base]
     defaults = {key: getattr(VariantConfig, key) for key in readers()}
     unread = without_effect(defaults | ARCH[base])
-    others = keys(VariantConfig).keys() - keys(config_class).keys() - set(unread)
-    return not others.isdisjoint(values)
+    changing = keys(VariantConfig).keys() - keys(config_class).keys() - set(unread)
+    return any(key in changing for key in values)
+
+
+def needed(key, word, base):
+    """The change to the base that a word needs: position=none for a mixer that has no place for the
+    position of the base, block=parallel for mlp=none, position=rope for rope_scaling."""
+    if key == "mlp" and word == "none":
+        return {"block": "parallel"}
+    if key == "mixer":
+        place = POSITION[base.position].acts_on
+        if place is not None and place not in MIXER[word].acted_on:
+            return {"position": "none"}
+    if key in without_effect(asdict(base)):
+        slot, first_word = readers()[key][0]
+        return {slot: first_word}
+    return {}
 
 
 def differences(a, b):

@@ -184,10 +184,11 @@ class Attention(Mixer):
         if self.turns:
             k = where.scheme.turn(k, where.angles)
 
-        kv = KeysAndValues(k, v, own=v, pos=where.pos, mask=None)
-        if cache is not None:
-            k, past_and_own, mask = cache.update(k, v)
-            kv = KeysAndValues(k, past_and_own, own=v, pos=cache.kpos, mask=mask)
+        if cache is None:
+            kv = KeysAndValues(k=k, v=v, own=v, pos=where.pos, mask=None)
+        else:
+            all_k, all_v, mask = cache.update(k, v)  # which also sets kpos
+            kv = KeysAndValues(k=all_k, v=all_v, own=v, pos=cache.kpos, mask=mask)
         if self.config.kv_shared_by:
             where.shared.by_name["keys and values", self.kv_layer] = kv
         return kv
@@ -217,10 +218,11 @@ class Attention(Mixer):
             bias = k.new_zeros(1, self.n_head, mask.size(2), mask.size(3))
         for extra in self.extras.values():
             k, v, mask, bias = extra.scores(self, k, v, mask, bias)
-        if not self.softcap:
-            bias = bias.masked_fill(~mask, -torch.inf)
-            return sdpa(q, k, v, attn_mask=bias, dropout_p=p, enable_gqa=True)
+        if not self.softcap:  # then there is a bias
+            masked_bias = bias.masked_fill(~mask, -torch.inf)
+            return sdpa(q, k, v, attn_mask=masked_bias, dropout_p=p, enable_gqa=True)
 
+        # Torch has no softcap: written out, which needs a key and a value for each query head.
         shared_by = self.n_head // self.n_kv_head
         k = k.repeat_interleave(shared_by, dim=1)  # (B, H, S, D)
         v = v.repeat_interleave(shared_by, dim=1)

@@ -45,7 +45,7 @@ class Extra:
         return y
 
     def flops(self, attention, T):
-        """FLOPs per token in a context of T, beside its linear maps."""
+        """FLOPs per token in a context of T, not counting its linear maps."""
         return 0
 
 
@@ -99,7 +99,7 @@ class ValueResidual(Extra):
 
     def values(self, attention, x, v, where):
         if self.first:
-            where.shared.by_name.setdefault("values", v)
+            where.shared.by_name.setdefault("values", v)  # a recomputed block comes here again
             return v
         return (1 - attention.share) * v + attention.share * where.shared.by_name["values"]
 

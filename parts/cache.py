@@ -50,7 +50,7 @@ class State:
 
     def __init__(self, cache):
         self.cache = cache
-        self.past = {}  # {name of a convolution: the inputs that it sees before each token}
+        self.past = {}  # {name of a convolution: how many inputs it sees before each token}
         # {name of a convolution: its last inputs (B, past + n, channels)}, so that n can be dropped
         self.inputs = {}
 
@@ -67,14 +67,17 @@ class State:
             self.past[name] = past
             self.inputs[name] = x.new_zeros(x.size(0), past, x.size(2))
         longer = torch.cat((self.inputs[name], x), 1)
-        kept = min(past + self.cache.spare, longer.size(1))
-        self.inputs[name] = longer[:, longer.size(1) - kept :].clone()
-        return longer[:, longer.size(1) - x.size(1) - past :]
+        end = longer.size(1)
+        kept = min(past + self.cache.spare, end)
+        self.inputs[name] = longer[:, end - kept :].clone()  # not -kept, which may be 0
+        return longer[:, end - x.size(1) - past :]
 
     def earliest(self):
         """The smallest number of tokens it can be rewound to."""
-        spare = [inputs.size(1) - self.past[name] for name, inputs in self.inputs.items()]
-        return self.cache.length - spare[0] if spare else 0  # the same for all
+        droppable = [inputs.size(1) - self.past[name] for name, inputs in self.inputs.items()]
+        if not droppable:
+            return 0
+        return self.cache.length - droppable[0]  # the same for all
 
     def rewind(self, length):
         """Forget the tokens after the first `length`, which is not below `earliest`."""
@@ -83,7 +86,7 @@ class State:
                 self.inputs[name] = inputs[:, : length - self.cache.length]
 
     def tensors(self):
-        """The tensors it holds, beside the last inputs of short convolutions."""
+        """The tensors it holds, not counting the last inputs of short convolutions."""
         return ()
 
     def size(self):
@@ -128,33 +131,36 @@ class LayerCache(State):
 
 
 class Ring(LayerCache):
-    """Keys and values of the last `window` tokens. The capacity doubles up to the window and the
-    cache's spare slots; from then on the newest token takes the place of the oldest."""
+    """Keys and values of the last `window` tokens. The capacity doubles until it is the
+    window plus the cache's `spare`; from then on each new token replaces the oldest."""
 
     def __init__(self, cache, window):
         super().__init__(cache)
         self.window = window
-        self.places = None  # (B or 1, capacity) the position in each place, -1 where none is
+        self.stored_pos = None  # (B or 1, capacity) the position of each key, -1 where none is
 
     def update(self, k, v):
         T = k.size(2)
         end = self.cache.length
         pos = self.cache.kpos[:, -T:]  # (B or 1, T)
         self.make_room(k, v)
+        room = self.k.size(2)
         places = torch.arange(end - T, end, device=k.device)  # (T)
-        places = places[-self.k.size(2) :] % self.k.size(2)  # (T or capacity)
+        places = places[-room:] % room  # (T or capacity) where the last tokens go
+        count = len(places)
 
-        if T > 1:  # earlier queries of a chunk still see keys that its later tokens push out
+        # Before they are written: earlier queries of a chunk see keys that later tokens push out.
+        if T > 1:
             k_all = torch.cat((self.k, k), 2)
             v_all = torch.cat((self.v, v), 2)
-            self.kpos = torch.cat((self.places, pos), 1)
-        self.k[:, :, places] = k[:, :, -len(places) :]
-        self.v[:, :, places] = v[:, :, -len(places) :]
-        self.places[:, places] = pos[:, -len(places) :]
-        if T == 1:
+            self.kpos = torch.cat((self.stored_pos, pos), 1)
+        self.k[:, :, places] = k[:, :, -count:]
+        self.v[:, :, places] = v[:, :, -count:]
+        self.stored_pos[:, places] = pos[:, -count:]
+        if T == 1:  # after they are written: a single token sees itself
             k_all = self.k
             v_all = self.v
-            self.kpos = self.places
+            self.kpos = self.stored_pos
         return k_all, v_all, visible(self.cache.pos, self.kpos, self.window)
 
     def make_room(self, k, v):
@@ -167,26 +173,28 @@ class Ring(LayerCache):
         room = min(full, capacity(needed))
         self.k = grown(self.k, k, old, room)
         self.v = grown(self.v, v, old, room)
-        places = self.cache.pos.new_full((self.cache.pos.size(0), room), -1)
+        stored_pos = self.cache.pos.new_full((self.cache.pos.size(0), room), -1)
         if old:
-            places[:, :old] = self.places
-        self.places = places
+            stored_pos[:, :old] = self.stored_pos
+        self.stored_pos = stored_pos
 
     def earliest(self):
-        wrapped = self.places is not None and self.cache.peak > self.places.size(1)
-        return max(self.cache.peak - self.cache.spare if wrapped else 0, super().earliest())
+        earliest = super().earliest()
+        if self.k is not None and self.cache.peak > self.k.size(2):  # keys have been pushed out
+            earliest = max(earliest, self.cache.peak - self.cache.spare)
+        return earliest
 
     def rewind(self, length):
         super().rewind(length)
-        if self.places is not None:
+        if self.stored_pos is not None:
             pad = self.cache.pad
-            first = length if pad is None else length - pad.to(self.places.device)[:, None]
-            self.places[self.places >= first] = -1
+            from_pos = length if pad is None else length - pad.to(self.stored_pos.device)[:, None]
+            self.stored_pos[self.stored_pos >= from_pos] = -1
 
 
 class Recurrent(State):
-    """A state of fixed size, replaced at each token: the newest, and those before the last `spare`
-    tokens, so that `rewind` can drop as many."""
+    """A state of fixed size, replaced at each token. The newest is kept, and the one before each
+    of the last `spare` tokens, so that `rewind` can drop these."""
 
     def __init__(self, cache):
         super().__init__(cache)
@@ -198,7 +206,7 @@ class Recurrent(State):
         if self.states is None:
             self.states = torch.zeros_like(states[:, :1])
         kept = torch.cat((self.states, states), 1)[:, -1 - self.cache.spare :]
-        self.states = kept.clone()  # without the rest of what it is a part of
+        self.states = kept.clone()  # a slice would keep the whole tensor in memory
 
     def last(self):
         """The newest state (B, ...), or 0 before the first token."""
@@ -222,7 +230,7 @@ class KVCache:
 
     pad (B,): how many padding tokens stand before each prompt of a ragged batch, None for none.
     spare: how many of the last tokens `rewind` can drop where a state forgets its past (a ring, a
-    recurrent state); keys and values without a window can drop any number.
+    recurrent state, a short convolution, n-grams); all other states can drop any number.
     """
 
     def __init__(self, pad=None, spare=0):

@@ -61,15 +61,16 @@ class Differential(Attention):
 
     def attend(self, q, k, v, qpos, kpos, mask, bias):
         """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D), two heads per pair."""
-        halves = []
-        for half in v.chunk(2, dim=1):  # of the values of a pair, (B, K/2, S, D)
-            both = half.repeat(1, 2, 1, 1)  # (B, K, S, D), the same for the two heads of a pair
-            halves.append(super().attend(q, k, both, qpos, kpos, mask, bias))
-        first, second = torch.cat(halves, -1).chunk(2, dim=1)  # (B, H/2, T, 2D)
+        halves = []  # of A V, D of its 2D features each
+        for half in v.chunk(2, dim=1):  # (B, K/2, S, D), D of the 2D features of V
+            shared = half.repeat(1, 2, 1, 1)  # (B, K, S, D), the same for the two heads of a pair
+            halves.append(super().attend(q, k, shared, qpos, kpos, mask, bias))
+        first, second = torch.cat(halves, -1).chunk(2, dim=1)  # A_1 V and A_2 V, (B, H/2, T, 2D)
 
         q1, k1, q2, k2 = self.vectors()
         strength = (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.start  # l
         y = (1 - self.start) * self.pair_norm(first - strength * second)
+        # A block reads heads of D features: each pair gives two.
         return y.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)  # (B, H, T, D)
 
     def flops(self, T):  # attention runs twice, once for each half of the values

@@ -68,12 +68,12 @@ class NGram(Token):
         nn.init.zeros_(self.tables)
 
     def forward(self, x, idx, cache=None):
-        found = F.embedding(self.places(idx, cache), self.tables)  # (B, T, N - 1, W)
-        kept = self.dropout(found.new_ones(*found.shape[:-1], 1))  # whole rows are dropped
-        found = kept * found
+        rows = F.embedding(self.places(idx, cache), self.tables)  # (B, T, N - 1, W)
+        kept = self.dropout(rows.new_ones(*rows.shape[:-1], 1))  # whole rows are dropped
+        rows = kept * rows
         if self.up is None:
-            return x + found.sum(2)
-        return x + self.up(found.flatten(2))
+            return x + rows.sum(2)
+        return x + self.up(rows.flatten(2))
 
     def places(self, idx, cache=None):
         """The place in `tables` of each n-gram that ends at a token of idx (B, T), (B, T, N - 1).
@@ -81,15 +81,17 @@ class NGram(Token):
         The hash of tokens a_1 .. a_n is the sum of (a_i + 1) MULTIPLIER^(n - i) modulo PRIME, and
         its row that modulo the rows. Where there is no token, before the text or in padding,
         a_i + 1 is 0. All is exact in int64."""
-        numbers = self.with_past((idx + 1).int(), cache).long()  # (B, N - 1 + T)
+        numbers = (idx + 1).int()  # the cache keeps 4 bytes of each
+        numbers = self.with_past(numbers, cache).long()  # (B, N - 1 + T)
         T = idx.size(1)
         hashed = numbers[:, self.past :]  # of each token alone
         power = 1
         places = []
-        for table in range(self.past):
+        for table in range(self.past):  # the first is of n = 2; each takes in one token more
             power = power * MULTIPLIER % PRIME
-            first = self.past - 1 - table
-            hashed = (hashed + power * numbers[:, first : first + T]) % PRIME
+            start = self.past - (table + 1)
+            earlier = numbers[:, start : start + T]  # (B, T), of the token table + 1 before each
+            hashed = (hashed + power * earlier) % PRIME
             places.append(table * self.rows + hashed % self.rows)
         return torch.stack(places, dim=-1)
 

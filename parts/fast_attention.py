@@ -26,6 +26,7 @@ def choose(attention, q, scheme):
 
 
 def compiled_on_gpu(q):
+    """Whether torch.compile traces a forward pass on a GPU."""
     return q.is_cuda and torch.compiler.is_compiling()
 
 
@@ -48,31 +49,30 @@ def suits_blocked(attention, q, scheme):
 
 
 def blocked(attention, q, k, v, where):
-    """attend() without most of what the mask hides: the tokens in blocks as long as the window,
-    each of which attends to itself and to the block before. Groups are such blocks, which attend to
-    themselves alone."""
+    """attend() without most of the scores that the mask hides. The text is cut into blocks as long
+    as the window; each attends to itself and to the block before it. A group is a block that
+    attends to itself alone."""
     T = q.size(2)
     block = attention.window or attention.group
     q = in_blocks(q, block)  # (B, n, H, block, D)
     k = in_blocks(k, block)  # (B, n, K, block, D)
     v = in_blocks(v, block)
-    pos = torch.arange(2 * block, device=q.device)[None]  # (1, 2 block)
-    before = pos[:, :block]
-    own = pos[:, block:]
+    # The same positions serve for every block: what it sees depends on distances alone.
+    both = torch.arange(2 * block, device=q.device)[None]  # (1, 2 block) of the block before, too
+    this = both[:, block:]
     if attention.group:
         y = attention.attend(
-            q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), own, own, mask=None, bias=None
+            q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), this, this, mask=None, bias=None
         )
         y = y.unflatten(0, q.shape[:2])  # (B, n, H, block, D)
-        return y.transpose(1, 2).flatten(2, 3)[:, :, :T]
-
-    first = attention.attend(q[:, 0], k[:, 0], v[:, 0], before, before, mask=None, bias=None)
-    mask = visible(own, pos, attention.window)  # (1, 1, block, 2 block), the same for all blocks
-    rest = attention.attend(
-        q[:, 1:].flatten(0, 1), with_previous(k), with_previous(v), own, pos, mask=mask, bias=None
-    )
-    rest = rest.unflatten(0, (len(q), -1))  # (B, n - 1, H, block, D)
-    y = torch.cat((first[:, None], rest), 1)
+    else:
+        first = attention.attend(q[:, 0], k[:, 0], v[:, 0], this, this, mask=None, bias=None)
+        k = with_previous(k)  # (B (n - 1), K, 2 block, D)
+        v = with_previous(v)
+        mask = visible(this, both, attention.window)  # (1, 1, block, 2 block)
+        rest = attention.attend(q[:, 1:].flatten(0, 1), k, v, this, both, mask=mask, bias=None)
+        rest = rest.unflatten(0, (len(q), -1))  # (B, n - 1, H, block, D)
+        y = torch.cat((first[:, None], rest), 1)
     return y.transpose(1, 2).flatten(2, 3)[:, :, :T]
 
 
@@ -113,14 +113,20 @@ def flex(attention, q, k, v, where):
     softcap = attention.softcap
     scheme = where.scheme
 
-    def seen(b, h, i, j):  # `visible`, of one query and one key
-        near = (j > i - window) if window else True
-        together = (j // group == i // group) if group else True
-        return (j <= i) & near & together
+    def seen(b, h, i, j):  # `visible`, of query i and key j
+        sees = j <= i
+        if window:
+            sees = sees & (j > i - window)
+        if group:
+            sees = sees & (j // group == i // group)
+        return sees
 
-    def score(s, b, h, i, j):
-        s = softcap * torch.tanh(s / softcap) if softcap else s
-        return s + scheme.slopes[h] * (j - i) if isinstance(scheme, Alibi) else s
+    def score(s, b, h, i, j):  # the score s of query i and key j in head h, as `attend` changes it
+        if softcap:
+            s = softcap * torch.tanh(s / softcap)
+        if isinstance(scheme, Alibi):
+            s = s + scheme.slopes[h] * (j - i)
+        return s
 
     T = q.size(2)
     if (window, group) not in where.shared.by_name:

@@ -76,16 +76,20 @@ class GatedDelta(StateMixer):
         N = q.size(-1)
         P = v.size(-1)
         q = q * N**-0.5
-        inputs = [in_chunks(x).transpose(2, 3).contiguous() for x in (q, k, v, log_alpha, beta)]
-        q, k, v, log_alpha, beta = inputs  # q, k (n, B, H, c, N), v (n, B, H, c, P), (n, B, H, c)
-        log_decay = log_alpha.cumsum(-1)
+        q = in_chunks(q).transpose(2, 3).contiguous()  # (n, B, H, c, N)
+        k = in_chunks(k).transpose(2, 3).contiguous()  # (n, B, H, c, N)
+        v = in_chunks(v).transpose(2, 3).contiguous()  # (n, B, H, c, P)
+        log_alpha = in_chunks(log_alpha).transpose(2, 3).contiguous()  # (n, B, H, c)
+        beta = in_chunks(beta).transpose(2, 3).contiguous()  # (n, B, H, c)
+        log_decay = log_alpha.cumsum(-1)  # since the chunk began
         left = decay_between(log_decay)  # (n, B, H, c, c)
         from_start = log_decay.exp()[..., None]  # (n, B, H, c, 1), the decay since the chunk began
-        to_end = (log_decay[..., -1:] - log_decay).exp()[..., None]  # and until it ends
+        to_end = (log_decay[..., -1:] - log_decay).exp()[..., None]  # the decay until it ends
 
         k_beta = beta[..., None] * k
         A = (k_beta @ k.mT) * left
         right = torch.cat((beta[..., None] * v, from_start * k_beta), dim=-1)
+        # unitriangular: takes the diagonal of A as ones, which is I + A.
         solved = torch.linalg.solve_triangular(A, right, upper=False, unitriangular=True)
         W_v, W_k = solved.split((P, N), dim=-1)  # W = W_v - W_k S
 

@@ -73,7 +73,7 @@ class Mamba2(StateMixer):
         v = in_chunks(v).contiguous()  # (n, B, c, H, P)
         log_decay = in_chunks(log_alpha).cumsum(2)  # (n, B, c, H)
         from_start = log_decay.exp()[..., None]  # (n, B, c, H, 1), the decay since the chunk began
-        to_end = (log_decay[:, :, -1:] - log_decay).exp()[..., None]  # and until it ends
+        to_end = (log_decay[:, :, -1:] - log_decay).exp()[..., None]  # the decay until it ends
 
         reads = (q @ k.mT)[:, :, None] * decay_between(log_decay.mT)  # (n, B, H, c, c)
         y = (reads @ v.transpose(2, 3)).transpose(2, 3)  # (n, B, c, H, P), from its own chunk

@@ -64,16 +64,16 @@ class LatentAttention(Mixer):
 
     def forward(self, x, where, cache=None):
         B, T, _ = x.size()
-        q, past = self.compressed(x, where)  # past (B, 1, T, L + R)
+        q, latents = self.compressed(x, where)  # latents (B, 1, T, L + R)
         mask = None
         if cache is not None:
-            no_values = past[..., :0]  # the latent stands for keys and values
-            past, _, mask = cache.update(past, no_values)  # (B, 1, S, L + R)
+            no_values = latents[..., :0]  # the latent stands for keys and values
+            latents, _, mask = cache.update(latents, no_values)  # (B, 1, S, L + R)
 
         if cache is not None and T == 1 and type(self.wu) is Linear:  # not in int8, nor low_rank
-            y = self.absorbed(q, past, mask)
+            y = self.absorbed(q, latents, mask)
         else:
-            k, v = self.expanded(past)
+            k, v = self.expanded(latents)
             v = F.pad(v, (0, self.key_width))  # the fast kernels want v as wide as q and k
             y = F.scaled_dot_product_attention(
                 q,
@@ -87,24 +87,24 @@ class LatentAttention(Mixer):
         return self.dropout(self.wo(y.transpose(1, 2).reshape(B, T, -1)))  # heads side by side
 
     def compressed(self, x, where):
-        """q (B, H, T, D + R) of x (B, T, C), and what the cache holds, (B, 1, T, L + R)."""
+        """q (B, H, T, D + R) of x (B, T, C), and the latents [c ; r], (B, 1, T, L + R)."""
         q = self.wq(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
         q, q_turned = q.split((self.width, self.key_width), -1)
         latent, shared_key = self.wd(x)[:, None].split((self.rank, self.key_width), -1)
         angles = where.scheme.angles(where.pos, self.key_width)
         q_turned = where.scheme.turn(q_turned, angles)
         shared_key = where.scheme.turn(shared_key, angles)
-        past = torch.cat((self.latent_norm(latent), shared_key), -1)
-        return torch.cat((q, q_turned), -1), past
+        latents = torch.cat((self.latent_norm(latent), shared_key), -1)
+        return torch.cat((q, q_turned), -1), latents
 
-    def expanded(self, past):
+    def expanded(self, latents):
         """k (B, H, S, D + R) and v (B, H, S, D) of all heads."""
-        latent, shared_key = past.split((self.rank, self.key_width), -1)
-        both = self.wu(latent[:, 0]).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-        k, v = both.chunk(2, -1)  # (B, H, S, D)
+        latent, shared_key = latents.split((self.rank, self.key_width), -1)
+        k_and_v = self.wu(latent[:, 0]).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        k, v = k_and_v.chunk(2, -1)  # (B, H, S, D)
         return torch.cat((k, shared_key.expand(-1, self.n_head, -1, -1)), -1), v
 
-    def absorbed(self, q, past, mask):
+    def absorbed(self, q, latents, mask):
         """The values (B, H, 1, D) of one query, without keys and values of the heads. A bias of the
         keys adds the same to all scores, which changes nothing."""
         to_k, to_v = self.wu.weight.unflatten(0, (self.n_head, 2, -1)).unbind(1)  # (H, D, L)
@@ -112,7 +112,7 @@ class LatentAttention(Mixer):
         q = torch.cat((q @ to_k, q_turned), -1)  # (B, H, 1, L + R)
         scale = 1 / math.sqrt(self.width + self.key_width)
         y = F.scaled_dot_product_attention(
-            q, past, past[..., : self.rank], mask, scale=scale, enable_gqa=True
+            q, latents, latents[..., : self.rank], mask, scale=scale, enable_gqa=True
         )  # (B, H, 1, L)
         y = y @ to_v.mT
         if self.wu.bias is None:

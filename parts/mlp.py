@@ -11,6 +11,7 @@ from parts.part import Part, conv_at, linear, refuse
 
 
 def relu2(x):
+    """The square of ReLU."""
     return F.relu(x).square()
 
 

@@ -1,6 +1,6 @@
 """The word `moe` of the slot `mlp`: several MLPs, the experts, of which each token uses a few.
 
-Shapes: B batch, T tokens, N = B T, C = n_embd, E = n_experts, k = top_k, F the width of an expert.
+Shapes: B batch, T tokens, N = B T, C = n_embd, E = n_experts, k = top_k, W the width of an expert.
 """
 
 import copy
@@ -131,22 +131,24 @@ class MoE(FeedForward):
         if self.training and where is not None:
             where.shared.routings.append(self.routing(scores, counts))
 
+        # `grouped` needs the rows of one expert next to each other.
         order = chosen.argsort(stable=True)  # (N k) the choices, expert by expert
         expert = chosen[order]  # (N k)
-
-        def mapped(rows, matrices, bias):
-            y = grouped(rows, matrices, counts)
-            return y if bias is None else y + bias[expert].type_as(y)
-
         token = order // self.top_k  # (N k) whose choice it is: token t made t k .. t k + k - 1
-        y = tokens[token]  # (N k, C)
-        y = self.act(mapped(y, self.gate, self.gate_bias), mapped(y, self.up, self.up_bias))
-        y = mapped(y, self.down, self.down_bias)  # (N k, C)
-        y = y[order.argsort()].view(*shares.shape, -1)  # (N, k, C), token by token
-        y = (y * shares[..., None]).sum(1).to(y.dtype).view_as(x)
+
+        def mapped(rows, matrices, biases):
+            y = grouped(rows, matrices, counts)
+            return y if biases is None else y + biases[expert].type_as(y)
+
+        rows = tokens[token]  # (N k, C)
+        gate = mapped(rows, self.gate, self.gate_bias)  # (N k, W)
+        up = mapped(rows, self.up, self.up_bias)  # (N k, W)
+        rows = mapped(self.act(gate, up), self.down, self.down_bias)  # (N k, C)
+        outputs = rows[order.argsort()].view(*shares.shape, -1)  # (N, k, C), token by token
+        y = (outputs * shares[..., None]).sum(1).to(outputs.dtype).view_as(x)
         if self.shared is not None:
-            gate = 1 if self.shared_gate is None else self.shared_gate(x).sigmoid()  # (B, T, 1)
-            y = y + gate * self.shared(x)
+            share = 1 if self.shared_gate is None else self.shared_gate(x).sigmoid()  # (B, T, 1)
+            y = y + share * self.shared(x)
         return self.dropout(y)
 
     @staticmethod

@@ -20,13 +20,13 @@ class Part(nn.Module):
 
     - paper: its source, with a year or an arXiv number, or "unpublished"
     - reads: the keys of the configuration that have no effect without this part
-    - muon: the names of its own parameters that Muon may take, beside its linear maps
+    - muon: the names of its own parameters that Muon may take, besides its linear maps
     - undecayed: the names of its own matrices that weight decay leaves out
     - check(config): refuses a configuration that it cannot be made with
     - reset(): gives its own parameters their initial values; its linear maps set theirs
-    - flops(T), held(T), unused(): its costs beside its linear maps and short convolutions
+    - flops(T), held(T), unused(): its costs, not counting its linear maps and short convolutions
 
-    What the parts of one slot must have beside this stands in the first class of their file: Norm,
+    What a slot asks of its parts besides stands in the first class of its file: Norm,
     Token (the slot embed), Position, Block, Plain (the slot residual), FeedForward, Extra, and
     Mixer below.
     """
@@ -42,12 +42,12 @@ class Part(nn.Module):
         MLPs and residuals."""
 
     def flops(self, T):
-        """FLOPs per token in a context of T, as torch counts them, beside the linear maps and short
-        convolutions."""
+        """FLOPs per token in a context of T, as torch counts them, without the linear maps and
+        short convolutions."""
         return 0
 
     def held(self, T):
-        """The count of numbers that the cache holds for it after T tokens of one sequence, beside
+        """The count of numbers that the cache holds for it after T tokens of one sequence, without
         the inputs of its short convolutions."""
         return 0
 
@@ -160,9 +160,13 @@ def reset(part):
     ParameterLists and ParameterDicts."""
     lists = (nn.ParameterList, nn.ParameterDict)
     for module in part.modules():
-        holders = [module, *(child for child in module.children() if isinstance(child, lists))]
-        own = any(list(holder.parameters(recurse=False)) for holder in holders)
-        if not own or isinstance(module, lists):
+        if isinstance(module, lists):
+            continue  # the module that holds it sets its parameters
+        parameters = list(module.parameters(recurse=False))
+        for child in module.children():
+            if isinstance(child, lists):
+                parameters += child.parameters(recurse=False)
+        if not parameters:
             continue
         if not hasattr(module, "reset"):
             raise TypeError(

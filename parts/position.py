@@ -37,7 +37,7 @@ class Position(Part):
         return x
 
     def angles(self, pos, D=None):
-        """(cos, sin) for `turn`, for heads D wide (None: as wide as attention's); or None."""
+        """(cos, sin) for `turn`, of heads D wide (None: attention's); None if it turns nothing."""
 
     def turn(self, x, angles):
         """Rotate queries or keys x (B, heads, T, D), in every layer."""

@@ -75,9 +75,11 @@ class StateMixer(Mixer):
         if cache is None:
             return self.chunked(S, *inputs)[0]
 
-        S = S if cache.states is None else cache.last()
-        # All but the last `spare` tokens are read in chunks; the cache may have to forget those.
-        prefix = max(0, T - cache.cache.spare) if T > 1 else 0
+        if cache.states is not None:
+            S = cache.last()
+        prefix = 0  # how many tokens are read in chunks
+        if T > 1:
+            prefix = max(0, T - cache.cache.spare)
         outputs = []
         states = []
         if prefix:
@@ -85,9 +87,9 @@ class StateMixer(Mixer):
             outputs.append(y)
             states.append(S[:, None])
         if prefix < T:
-            y, after = self.recurrent(S, *(x[:, prefix:] for x in inputs))
+            y, after_each = self.recurrent(S, *(x[:, prefix:] for x in inputs))
             outputs.append(y)
-            states.append(after)
+            states.append(after_each)
         cache.update(torch.cat(states, dim=1))
         return torch.cat(outputs, dim=1)
 

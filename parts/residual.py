@@ -39,7 +39,8 @@ class Plain(Part):
 
 
 class Scaled(Plain):
-    """Each block first sets x to keep x + again x_0, x_0 the embedding. They start at 1 and 0."""
+    """Each block begins with x = keep x + again x_0, where x_0 is the embedding. keep starts at 1,
+    again at 0."""
 
     paper = "nanochat, Karpathy 2025"
 
@@ -73,7 +74,7 @@ class Connection(Part):
         C = config.n_embd
         n = config.streams
         self.n = n
-        self.own = k % n
+        self.own = k % n  # the stream that it reads, but for what is learned
         self.mix = nn.Parameter(torch.empty(n * (n + 1)))  # of a and A, row i: a_i, A_i1 .. A_in
         self.write = nn.Parameter(torch.empty(n))  # of b
         self.by_token = nn.Parameter(torch.empty(n + 2, C))  # W, transposed
@@ -86,15 +87,18 @@ class Connection(Part):
         nn.init.constant_(self.strength, 0.01)
 
     def read(self, x):
-        """x (B, T, n, C) -> the input of F (B, T, C), and A x (B, T, n, C) with b (B, T, n, 1)."""
-        decided = torch.tanh(F.linear(F.rms_norm(x, x.shape[-1:]), self.by_token))
-        mix, write = decided.split((self.n + 1, 1), -1)  # (B, T, n, n + 1), (B, T, n, 1)
-        mix = self.mix.view(self.n, -1) + self.strength[0] * mix
-        write = 1 + self.write[:, None] + self.strength[1] * write
+        """x (B, T, n, C) -> the input of F (B, T, C), A^T x (B, T, n, C) and b (B, T, n, 1)."""
+        by_token = torch.tanh(F.linear(F.rms_norm(x, x.shape[-1:]), self.by_token))
+        token_mix, token_write = by_token.split((self.n + 1, 1), -1)
+        # a and A but for their constants (B, T, n, n + 1), and b (B, T, n, 1)
+        mix = self.mix.view(self.n, -1) + self.strength[0] * token_mix
+        write = 1 + self.write[:, None] + self.strength[1] * token_write
 
         # Under autocast only this small difference to the plain stream is rounded to 16 bits.
         added = mix.mT @ x  # (B, T, n + 1, C)
-        return x[..., self.own, :] + added[..., 0, :], (x + added[..., 1:, :], write)
+        h = x[..., self.own, :] + added[..., 0, :]
+        kept = x + added[..., 1:, :]
+        return h, (kept, write)
 
     def flops(self, T):
         """The product of each stream with W, and the n + 1 mixes."""
@@ -181,22 +185,24 @@ class ConstrainedConnection(Part):
     def read(self, x):
         """x (B, T, n, C) -> the input of F (B, T, C), and A x (B, T, n, C) with b (B, T, n, 1)."""
         n = self.n
-        flat = x.flatten(-2)
+        flat = x.flatten(-2)  # (B, T, n C)
         rms = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / flat.size(-1) ** 0.5
-        decided = F.linear(flat, self.by_token) / rms.clamp(min=1e-6)  # W norm(X)
-        decided = decided.movedim(-1, 0)
-        a, b, A = decided.split((n, n, n * n))  # each (., B, T): Sinkhorn is fastest that way round
+        by_token = F.linear(flat, self.by_token) / rms.clamp(min=1e-6)  # W norm(X)
+        by_token = by_token.movedim(-1, 0)  # (n (n + 2), B, T): Sinkhorn is fastest that way round
+        token_a, token_b, token_A = by_token.split((n, n, n * n))
         fixed_a, fixed_b, fixed_A = self.fixed[:, None, None].split((n, n, n * n))
-        a = torch.sigmoid(self.strength[0] * a + fixed_a)
-        b = 2 * torch.sigmoid(self.strength[1] * b + fixed_b)
-        A = self.strength[2] * A + fixed_A
-        A = doubly_stochastic(A.unflatten(0, (n, n)))
+        a = torch.sigmoid(self.strength[0] * token_a + fixed_a)  # (n, B, T)
+        b = 2 * torch.sigmoid(self.strength[1] * token_b + fixed_b)  # (n, B, T)
+        log_A = self.strength[2] * token_A + fixed_A  # A~, row by row
+        A = doubly_stochastic(log_A.unflatten(0, (n, n)))  # (n, n, B, T)
 
-        mix = torch.cat((a[None], A)).permute(2, 3, 0, 1).contiguous()  # (B, T, n + 1, n)
+        mix = torch.cat((a[None], A))  # (n + 1, n, B, T)
+        mix = mix.permute(2, 3, 0, 1).contiguous()  # (B, T, n + 1, n)
         with torch.autocast(x.device.type, enabled=False):  # the streams keep their precision
             mixed = mix @ x  # (B, T, n + 1, C)
         h, kept = mixed.split((1, n), -2)
-        return h.squeeze(-2), (kept, b.movedim(0, -1)[..., None])
+        b = b.movedim(0, -1)[..., None]  # (B, T, n, 1)
+        return h.squeeze(-2), (kept, b)
 
     def flops(self, T):
         """The product of all streams with W, and the n + 1 mixes."""
@@ -255,9 +261,9 @@ class AttnRes(Plain):
     what each sublayer before it wrote, and the head reads a mix of all. Sublayers that read
     together (block=parallel) write one h, their sum.
 
-    Before training each reads the mean where it would read the sum with `plain`. A norm ignores
-    the difference but for its eps, which is not small beside the mean of many h. The stream is the
-    list of all (h, RMSNorm(h)); a training step keeps both.
+    Before training each reads the mean of the h, where with `plain` it would read their sum. A norm
+    removes that difference, except that its eps weighs more against the smaller mean. The stream is
+    the list of all (h, RMSNorm(h)); a training step keeps both.
     """
 
     paper = "Kimi Team 2026, arXiv:2603.15031"

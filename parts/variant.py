@@ -102,7 +102,7 @@ class VariantConfig:
     # rare: latent attention, states, short convolutions
     latent_rank: PositiveInt | None = None  # of mla: width of the latent vector; None: n_embd / 4
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
-    state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)
+    state_size: PositiveInt | None = None  # of a key in a state; None: C / H / 2, or C / 2 (mamba2)
     expand: PositiveInt = 1  # of a state: the width of all values, in units of n_embd
     conv: PositiveInt | None = None  # tokens a convolution sees; None: 4 in a state, at conv_sites
     conv_sites: Words(CONV_SITES, several=True) = "none"  # a,b: where; none: input, if conv is set
@@ -123,7 +123,7 @@ class VariantConfig:
             part.check(self)
 
     def check_position(self, mixers):
-        """Refuse a position that acts on what the mixer of no layer has."""
+        """Refuse more mixers than layers, and a position that acts where no mixer lets it."""
         refuse(
             len(mixers) > self.n_layer,
             f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out",
@@ -140,7 +140,7 @@ class VariantConfig:
         )
 
     def check_unread(self, mixers):
-        """Refuse a key of mixers that the mixer of no layer reads."""
+        """Refuse a key that some mixer reads, but none of this model's."""
         read = {key for mixer in mixers for key in mixer.reads}
         for word, mixer in MIXER.items():
             for key in sorted({*mixer.reads} - read):
@@ -165,10 +165,12 @@ class VariantConfig:
             )
 
     def check_heads(self):
+        """Refuse numbers of heads that do not divide, and heads that RoPE cannot turn."""
         H = self.n_head
         K = self.n_kv_head
         D = head_width(self)
-        takes_head_dim = all("head_dim" in MIXER[word].reads for word in self.mixer.split(","))
+        words = self.mixer.split(",")
+        takes_head_dim = all("head_dim" in MIXER[word].reads for word in words)
         refuse(
             self.n_embd % H and not (self.head_dim and takes_head_dim),
             f"n_embd={self.n_embd} is not divisible by n_head={H}",
@@ -176,10 +178,10 @@ class VariantConfig:
         refuse(H % K, f"n_head={H} is not divisible by n_kv_head={K}")
         heads = f"head_dim={D}" if self.head_dim else f"n_embd={self.n_embd} over n_head={H}"
         pairs = int(self.rope_fraction * D) // 2
-        turned = {word for word in self.mixer.split(",") if "q and k" in MIXER[word].acted_on}
-        turned -= {"mla"}  # which turns rope_head_dim, and checks it
+        # Not mla: it turns rope_head_dim, and checks it.
+        turns_heads = any("q and k" in MIXER[word].acted_on for word in words if word != "mla")
         refuse(
-            self.position == "rope" and turned and (D % 2 or pairs == 0),
+            self.position == "rope" and turns_heads and (D % 2 or pairs == 0),
             f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} gives a head "
             "of odd width, or no pair",
         )

@@ -18,7 +18,7 @@ from bench.settings import plan as plans
 from bench.verdict import VerdictConfig
 from common.commands import ROOT
 from common.configurator import build, load
-from parts import costs
+from parts import catalogue
 from parts.architectures import configure
 from training.run_folder import CSV_COLUMNS, LISTS
 from training.settings import TrainConfig, read_config
@@ -39,7 +39,7 @@ CONFIGS = {
     "sample.py": sample.SampleConfig,
     "prepare.py": prepare.PrepareConfig,
     "weights/export.py": export.ExportConfig,
-    "parts/costs.py": costs.CatalogueConfig,
+    "parts/catalogue.py": catalogue.CatalogueConfig,
     "bench/verdict.py": VerdictConfig,
 }
 

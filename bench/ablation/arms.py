@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from common.configurator import allowed, keys
 from common.errors import UserError, nearest
-from parts.architectures import ARCH, configure
-from parts.costs import needed
+from parts.architectures import ARCH, configure, needed
 from parts.variant import VariantConfig
 from training.settings import TrainConfig
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from parts.architectures import CORNERS, configure, make
-from parts.costs import choices, needed
+from parts.architectures import CORNERS, configure, make, needed
+from parts.catalogue import choices
 from parts.slots import MIXER
 
 SIZES = dict(block_size=24, vocab_size=29, n_layer=2, n_head=4, n_embd=16, multiple_of=8)

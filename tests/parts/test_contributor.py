@@ -19,7 +19,7 @@ from bench.ablation.settings import AblateConfig
 from common.commands import ROOT
 from common.configurator import help_text
 from helpers import gates
-from parts import attn_extra, block, costs, norm, residual, slots
+from parts import attn_extra, block, catalogue, norm, residual, slots
 from parts.cache import Recurrent
 from parts.part import Mixer, linear
 from parts.slots import SLOTS
@@ -206,14 +206,14 @@ def test_its_costs_are_what_is_counted(word):
 
 
 def test_the_tools_know_them(capsys):
-    costs.main(["--model=gpt2"])
-    catalogue = capsys.readouterr().out
+    catalogue.main(["--model=gpt2"])
+    printed = capsys.readouterr().out
     options = help_text("", [VariantConfig], everything=True)
     for word, (slot, *_) in PARTS.items():
         choices = options.partition(f"--{slot}=")[2].partition(")")[0]
         assert word in re.split(r"[\s(|]+", choices)
         arms = list_arms(AblateConfig(axis=slot), {"model": "gpt2"})
         assert word in [arm.name.removeprefix(f"{slot}=") for arm in arms]
-        assert f" {word}" in costs.table()
+        assert f" {word}" in catalogue.table()
         cost_gates.test_a_word_names_its_source(slot, word)
-        assert f"\n  {word} " in catalogue
+        assert f"\n  {word} " in printed

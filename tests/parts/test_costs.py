@@ -1,5 +1,5 @@
-"""What parts/costs.py says against counting: parameters, torch's FLOP counter, the cache's own
-size; the matching; the catalogue; and that the slots cost nothing."""
+"""parts/costs.py against counting: parameters, torch's FLOP counter, the cache's own size; the
+matching; parts/catalogue.py; and that the slots cost nothing."""
 
 import re
 from collections import Counter
@@ -12,14 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.commands import ROOT
 from helpers.variants import ARMS, arm_of, name
-from parts import architectures, costs
+from parts import architectures, catalogue, costs
 from parts.architectures import ARCH, CORNERS
 from parts.cache import KVCache
 from parts.slots import SLOTS
 from parts.variant import Variant
 
 PAGE = (ROOT / "docs/parts.md").read_text(encoding="utf-8")
-PASTE = "paste what `python -m parts.costs --table` prints into docs/parts.md"
+PASTE = "paste what `python -m parts.catalogue --table` prints into docs/parts.md"
 SHAKESPEARE = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
 SMALL = dict(n_layer=2, n_head=4, n_embd=64, block_size=32, vocab_size=99, multiple_of=16)
 every = pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_matching(change):
 
 
 def output(capsys, *argv):
-    costs.main(list(argv))
+    catalogue.main(list(argv))
     return capsys.readouterr().out
 
 
@@ -103,11 +103,11 @@ def output(capsys, *argv):
 def test_catalogue_prints_every_word(capsys, model):
     text = output(capsys, f"--model={model}")
     sections = dict(re.findall(r"^(\w+)\n((?:  .*\n)+)", text, re.MULTILINE))
-    for slot, words in costs.choices().items():
+    for slot, words in catalogue.choices().items():
         lines = sections[slot].splitlines()
         assert [line.split()[0] for line in lines] == list(words)
         for line, word in zip(lines, words, strict=True):
-            assert costs.paper(slot, word) in line
+            assert catalogue.paper(slot, word) in line
     changed_twice = r"^  loss   .* M active; with mlp=moe; Switch, arXiv:2101.03961$"
     assert re.search(changed_twice, text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 120
@@ -125,7 +125,7 @@ each_word = pytest.mark.parametrize(
 
 @each_word
 def test_a_word_names_its_source(slot, word):
-    named = re.search(r"arXiv:|(19|20)\d\d|GPT-2|^unpublished$", costs.paper(slot, word))
+    named = re.search(r"arXiv:|(19|20)\d\d|GPT-2|^unpublished$", catalogue.paper(slot, word))
     no_part = word == "none" and slot != "position"  # to leave positions out was an idea, too
     write = "write its year or arXiv number, or 'unpublished'"
     assert named or no_part, f"{slot}={word} names no paper: {write}"
@@ -151,8 +151,8 @@ def test_diff_adds_up(capsys, word):
     ]
     for column in range(3):
         assert a[column] + sum(step[column] for step in steps) == b[column]
-    assert a == list(costs.summary(configure(arch="llama", **SHAKESPEARE)))
-    assert b == list(costs.summary(configure(arch=word, **SHAKESPEARE)))
+    assert a == list(catalogue.summary(configure(arch="llama", **SHAKESPEARE)))
+    assert b == list(catalogue.summary(configure(arch=word, **SHAKESPEARE)))
 
 
 def operators(run):
