@@ -29,7 +29,7 @@ ROPE = arm(rope=dict(position="rope"))
 
 
 def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, monkeypatch):
-    monkeypatch.setattr(runs, "time_limit", lambda predicted: 1.0)
+    monkeypatch.setattr(runs, "time_limit", lambda predicted: 3.0)
     three = arm(crash=dict(norm="dyt"), hang=dict(position="alibi"), rope=dict(position="rope"))
     status = drive(three, "--seeds=2", "--screening")
     rows = rows_of(out)
@@ -37,7 +37,7 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     assert {name[0] for name, row in rows.items() if row["status"] == "failed"} == {"crash", "hang"}
     reason = "out of memory (batch_size=4): choose a smaller one"
     assert rows["crash", 0, 1, "report"]["reason"] == reason
-    assert rows["hang", 1, 1, "report"]["reason"] == "over the limit of 1 s"
+    assert rows["hang", 1, 1, "report"]["reason"] == "over the limit of 3 s"
     printed = capsys.readouterr().out
     assert "the table" in printed and printed.splitlines()[-1] == str(out / "report.md")
     done = [row for row in rows.values() if row["status"] == "done"]

@@ -136,7 +136,7 @@ def other_windows(monkeypatch):
         pytest.param(other_decay, "muon", {"norms"}, marks=pytest.mark.slow),
         (other_decay, "adamw", {"norms"}),
         (no_clipping, "muon", {"clipped"}),
-        (other_config(beta1=0.91), "muon", {"norms", "loss"}),
+        pytest.param(other_config(beta1=0.91), "muon", {"norms", "loss"}, marks=pytest.mark.slow),
         pytest.param(other_config(beta2=0.951), "adamw", {"norms"}, marks=pytest.mark.slow),
         (other_weights, "muon", {"norms", "gradient"}),
         (other_order, "adamw", {"loss", "samples"}),

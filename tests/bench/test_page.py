@@ -303,6 +303,7 @@ def test_words_beside_published_ones_and_the_digits_of_a_probability():
     assert {p: Effect("", 4, 4, p_helps=p).chance for p in texts} == texts
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(browser, out):
     """Each table sorts by any column, a word filters the parts, an address opens a card, nothing is
     requested. Without JavaScript the page is plain, and an address still opens its card."""

@@ -345,6 +345,7 @@ def visible(text):
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "\ufffd", text)
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(browser, running, client):
     from playwright.sync_api import expect
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -27,10 +28,11 @@ from weights import checkpoint
 @pytest.mark.parametrize(
     "more",
     [
-        "--model=gpt2",
-        *(f"--model=llama --optimizer={word}" for word in optim.OPTIMIZER),
-        *(f"--schedule={word}" for word in optim.SCHEDULE),
-        "--model=llama --data_seed=7",
+        *(  # each schedule, and each optimizer in turn
+            f"--model=llama --schedule={schedule} --optimizer={optimizer}"
+            for schedule, optimizer in zip(optim.SCHEDULE, cycle(optim.OPTIMIZER), strict=False)
+        ),
+        "--model=gpt2 --data_seed=7",
         "--norm=batchnorm",
         "--arch=gpt-neox --n_embd=32",
         "--model=llama --mlp=moe --moe_balance=bias",

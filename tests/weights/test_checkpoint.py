@@ -86,7 +86,7 @@ def killed(after, action):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("step", [40, 50])  # one that is there, and a new one
+@pytest.mark.parametrize("step", [40, pytest.param(50, marks=pytest.mark.slow)])  # 50 is new
 def test_killed_at_any_moment_of_a_save(out, tmp_path, step, monkeypatch):
     """What bears a step's name is whole, and is the best or not as its own state says."""
     monkeypatch.setattr(files, "sync", lambda path: None)
