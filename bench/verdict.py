@@ -126,57 +126,79 @@ def all_equal(losses):
 
 def across_settings(settings, config):
     """([Effect] of the arms over {setting: {arm: losses}}, in losses below the base; [note])."""
+    from bench.ablation import effects
+
+    variance, notes = noise_of_runs(settings)
+    gains, without = gains_of(settings, config.base, variance)
+    if without:
+        what = "Settings left out, where the base has no run or diverged"
+        notes.append(f"{what}: {', '.join(sorted(without))}.")
+    if not gains:
+        raise UserError("no setting has a base and another arm", "setting", "add their runs")
+    columns = {key: [row[key] for row in gains] for key in gains[0]}
+    found = effects.fit(columns, config.margin or math.nan)
+
+    few = [effect for effect in found if effect.n_settings < effects.LEAST_SETTINGS]
+    for effect in few:
+        own = [row for row in gains if row["part"] == effect.part]
+        if not any(row["censored"] for row in own):
+            effect.mean = sum(row["log_worth"] for row in own) / len(own)
+    if few:
+        names = ", ".join(f"{effect.part} ({effect.n_settings})" for effect in few)
+        what = f"Fewer than {effects.LEAST_SETTINGS} settings"
+        notes.append(f"{what}, so no interval and no prediction: {names}.")
+    return found, notes
+
+
+def noise_of_runs(settings):
+    """(The variance of the runs of an arm in a setting, pooled over all; [note])."""
     import numpy as np
 
-    from bench.ablation import effects
     from bench.ablation.contrasts import pooled_variance
 
     cells = [losses for groups in settings.values() for losses in groups.values()]
     variance, df = pooled_variance([np.array(losses) for losses in cells])
-    notes = [
-        f"Standard deviation of the runs of an arm in a setting: {float(variance) ** 0.5:.4g}."
-    ]
-    if not df:
+    if df:
+        sd = float(variance) ** 0.5
+        notes = [f"Standard deviation of the runs of an arm in a setting: {sd:.4g}."]
+    else:
         notes = ["One run in each setting: chance and setting cannot be told apart."]
     several = [losses for losses in cells if len(losses) > 1]
     equal = sum(map(all_equal, several))
     if equal:
         what = f"Arms in a setting whose runs all have the same loss: {equal} of {len(several)}"
         notes.append(f"{what}. Did the seed reach the training?")
+    return variance, notes
 
-    gained = []
-    without = []  # a base that learned
+
+def gains_of(settings, base_name, variance):
+    """(One row for `effects.fit` for each arm in each setting: how far its mean loss is below the
+    base's; [the settings without a base that learned]). A run that diverged is below all others."""
+    import numpy as np
+
+    gains = []
+    without = []
     for setting, groups in settings.items():
-        base = groups.get(config.base, [math.inf])
-        if math.inf in base:
+        if base_name not in groups or math.inf in groups[base_name]:
             without.append(setting)
             continue
+        base = groups[base_name]
         for arm, losses in groups.items():
-            se = float(np.sqrt(variance * (1 / len(losses) + 1 / len(base))))
-            gain = np.mean(base) - np.mean(losses)
-            row = {"part": arm, "setting": setting, "log_worth": gain, "se": se}
-            gained.append(row | {"censored": -1 if math.inf in losses else 0})
-    gained = [row for row in gained if row["part"] != config.base]
-    if without:
-        what = "Settings left out, where the base has no run or diverged"
-        notes.append(f"{what}: {', '.join(sorted(without))}.")
-    if not gained:
-        raise UserError("no setting has a base and another arm", "setting", "add their runs")
-    columns = {key: [row[key] for row in gained] for key in gained[0]}
-    gains = np.array(columns["log_worth"])
-    lowest = gains[np.isfinite(gains)].min(initial=0)  # a run that diverged is below all others
-    columns["log_worth"] = np.maximum(gains, lowest)
-    found = effects.fit(columns, config.margin or math.nan)
-    few = [effect for effect in found if effect.n_settings < effects.LEAST_SETTINGS]
-    for effect in few:
-        own = gains[np.array(columns["part"]) == effect.part]
-        if np.isfinite(own).all():
-            effect.mean = float(own.mean())
-    if few:
-        names = ", ".join(f"{effect.part} ({effect.n_settings})" for effect in few)
-        what = f"Fewer than {effects.LEAST_SETTINGS} settings"
-        notes.append(f"{what}, so no interval and no prediction: {names}.")
-    return found, notes
+            if arm != base_name:
+                row = {
+                    "part": arm,
+                    "setting": setting,
+                    "log_worth": float(np.mean(base) - np.mean(losses)),
+                    "se": float(np.sqrt(variance * (1 / len(losses) + 1 / len(base)))),
+                    "censored": -1 if math.inf in losses else 0,
+                }
+                gains.append(row)
+
+    lowest = min((row["log_worth"] for row in gains if not row["censored"]), default=0)
+    for row in gains:
+        if row["censored"]:
+            row["log_worth"] = min(lowest, 0)
+    return gains, without
 
 
 # ---------------------------------------------------------------- printing

@@ -215,40 +215,41 @@ def config_of_folder(path):
 # ---------------------------------------------------------------- which rows count
 
 
-def last_of_each(runs, config):
-    """(the runs that count, [warning], [note]): of the rows of one run the last one with a loss.
+def last_of_each(rows, config):
+    """(the rows that count, [warning], [note]): of the rows of one run the last one with a loss.
     Warnings are about rows that may have been meant as runs. Raises UserError if they were."""
-    known = [each for each in runs if each.loss is not None and each.arm]
-    if not known:
+    usable = [row for row in rows if row.loss is not None and row.arm]
+    if not usable:
         fix = "train a run to its end, or check --arm_column="
         raise UserError("no row has both a loss and an arm", "runs", fix)
-    last = {}
-    for number, each in enumerate(known):
-        last[each[:3] if each.seed else number] = each  # [:3]: arm, setting, seed
-    seeded = [each for each in known if each.seed]
-    replaced = [(each, last[each[:3]]) for each in seeded if last[each[:3]] is not each]
+    runs = []  # of which run each row is; without a seed, a row is a run of its own
+    for number, row in enumerate(usable):
+        runs.append((row.arm, row.setting, row.seed) if row.seed else number)
+    last = dict(zip(runs, usable, strict=True))
+    pairs = [(row, last[run]) for run, row in zip(runs, usable, strict=True)]
+    replaced = [(row, later) for row, later in pairs if later is not row]
 
     warnings = []
     notes = []
     if replaced:
-        what = f"{len(replaced)} of {len(known)} rows were replaced by a later row of the same arm"
-        what += ", seed and setting" if any(each.setting for each in known) else " and seed"
-        fix = advice(replaced, known, config)
+        what = f"{len(replaced)} of {len(usable)} rows were replaced by a later row of the same arm"
+        what += ", seed and setting" if any(row.setting for row in usable) else " and seed"
+        fix = advice(replaced, usable, config)
         columns = differing(replaced)
         if columns:
             warnings.append(f"{what}, and they differ in: {', '.join(columns)}. {fix}")
         else:
             notes.append(f"{what}.")
-        for key in columns:
-            cells = Counter(each.others.get(key) for each in last.values())
-            if len(cells) > 1 and 2 * max(cells.values()) > len(last):
-                warnings.append(f"Some runs may be cut short: their last rows differ in {key}.")
-    if len(known) < len(runs):
-        notes.append(f"Rows left out, without a loss or an arm: {len(runs) - len(known)}.")
-        lost = {each.arm for each in runs} - {each.arm for each in known} - {""}
+        for column in columns:
+            ends = Counter(row.others.get(column) for row in last.values())
+            if len(ends) > 1 and max(ends.values()) > len(last) / 2:  # most runs end alike
+                warnings.append(f"Some runs may be cut short: their last rows differ in {column}.")
+    if len(usable) < len(rows):
+        notes.append(f"Rows left out, without a loss or an arm: {len(rows) - len(usable)}.")
+        lost = {row.arm for row in rows} - {row.arm for row in usable} - {""}
         if lost:
             notes.append(f"Arms left out, without any loss: {', '.join(sorted(lost))}.")
-    alone = sum(each.seed is None for each in known)
+    alone = sum(row.seed is None for row in usable)
     if alone:
         what = f"No column {config.seed_column}: each of the {alone} rows counts as a run"
         notes.append(f"{what} (else --seed_column=).")
@@ -267,27 +268,31 @@ def differing(replaced, among=None):
     return list(columns)
 
 
-def advice(replaced, known, config):
+def advice(replaced, rows, config):
     """What to do if the replaced rows were runs of their own, as sentences. Raises UserError if
     they must be: a column of names that several arms share, as settings are, tells them apart."""
-    arms = {}  # that have a cell
-    for each in known:
-        for cell in each.others.items():
-            arms.setdefault(cell, set()).add(each.arm)
-    shared = {cell for cell in arms if len(arms[cell]) > 1 and cell[0] != "file"}
-    names = differing(replaced, {cell for cell in shared if not NO_NAME.fullmatch(cell[1])})
-    if names:
-        row = replaced[0][0]
-        fix = f"add --setting_column={shlex.quote(names[0])}"
+    arms_with = {}  # {(column, text): the arms with this cell}
+    for row in rows:
+        for cell in row.others.items():
+            arms_with.setdefault(cell, set()).add(row.arm)
+    shared = {cell for cell, arms in arms_with.items() if len(arms) > 1 and cell[0] != "file"}
+    names = {(column, text) for column, text in shared if not NO_NAME.fullmatch(text)}
+    columns = differing(replaced, names)
+    if columns:
+        column = columns[0]
+        row, _ = replaced[0]
+        fix = f"add --setting_column={shlex.quote(column)}"
         if row.setting:
             fix = f"join it with {config.setting_column} in one column of settings"
-        what = f"rows of one arm and seed differ in {names[0]}"
-        fix += f"; or delete {names[0]}, and the last row counts"
+        what = f"rows of one arm and seed differ in {column}"
+        fix += f"; or delete {column}, and the last row counts"
         raise UserError(what, row.others["file"], fix)
 
     meaning = "each row is a run, give each its own seed"
     if "file" in differing(replaced):
         return f"If {meaning}; if each file is a setting, add a column that names it."
-    for key in differing(replaced, shared)[:1]:
-        meaning += f"; if {key} is a setting, add --setting_column={key}"
+    columns = differing(replaced, shared)
+    if columns:
+        column = columns[0]
+        meaning += f"; if {column} is a setting, add --setting_column={column}"
     return f"That is right for a log of evaluations. If {meaning}."

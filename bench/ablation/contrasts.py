@@ -119,10 +119,10 @@ def failures(groups):
 
 
 def outcome(p, p_tie, difference, counts):
-    """(p, p of a tie, direction) of a test of the runs that learned, corrected for the runs that
-    did not learn: counts of `failures`. An arm with such runs can only be worse: by Fisher's p,
-    or by the p of its other runs, unless more of the base's runs did not learn. An arm without any,
-    beside a base with some, can only be better. Neither is a tie."""
+    """(p, p of a tie, direction) of a test of the runs that learned, adjusted for the runs that
+    did not learn. counts: as `failures` returns them. An arm with such runs can only be worse: by
+    Fisher's p, or by the p of its other runs, unless more of the base's runs did not learn. An arm
+    without any, beside a base with some, can only be better. Neither is a tie."""
     k, n, c, m = counts
     worse = difference > 0
     arm_failed = k > 0

@@ -149,14 +149,17 @@ def posteriors(worths):
     z = (np.log(TAUS) - CENTERS[:, None, None]) / WIDTHS[:, None]
     priors = np.exp(-(z**2) / 2).reshape(-1, len(TAUS))
     priors /= priors.sum(1, keepdims=True)  # [priors, taus]
-    likelihood = np.array([np.exp(logsumexp(each, 1) - each.max()) for *_, each in grids])
-    marginal = likelihood @ priors.T  # [parts, priors]
+    likelihoods = []  # [taus] of each part, summed over the means
+    for _, _, log_likelihood in grids:
+        likelihoods.append(np.exp(logsumexp(log_likelihood, 1) - log_likelihood.max()))
+    marginal = np.array(likelihoods) @ priors.T  # [parts, priors]
     evidence = np.log(marginal).sum(0)
     prior_weights = np.exp(evidence - evidence.max())  # by all parts
 
     found = {}
-    for part, (means, errors, log_likelihood), own in zip(rows, grids, marginal, strict=True):
-        prior = (prior_weights / own) @ priors  # without this part's own evidence
+    for part, part_grid, part_marginal in zip(rows, grids, marginal, strict=True):
+        means, errors, log_likelihood = part_grid
+        prior = (prior_weights / part_marginal) @ priors  # without this part's own evidence
         weights = np.exp(log_likelihood - log_likelihood.max()) * prior[:, None]
         weights /= weights.sum()
         found[part] = Posterior(rows[part], taus, means, errors, weights, prior)

@@ -21,26 +21,29 @@ def levels_of(measured, settings):
 
 def depends_on(worths, factors):
     """{part: {factor: its two levels, the better one first}} of the factors whose main effect on
-    the log worth of a part is decided. worths: as effects.fit takes them. factors: {factor:
+    the log worth of a part has a clear sign. worths: as effects.fit takes them. factors: {factor:
     {setting: level}}, or a pandas table with a row for each setting. Only factors of two levels are
     judged, and none of a part whose settings are too few to tell them apart."""
     found = {}
     for part, posterior in effects.posteriors(worths).items():
         settings = posterior.rows["setting"]
-        signs = {}
+        signs = {}  # {factor: 0.5 for each setting at the level of the first setting, else -0.5}
         for factor in factors:
             levels = [factors[factor][setting] for setting in settings]
             if len(set(levels)) == 2:
                 signs[factor] = np.array([level == levels[0] for level in levels]) - 0.5
         design = np.column_stack([np.ones(len(settings)), *signs.values()])
-        found[part] = {}
         rank = np.linalg.matrix_rank(design)
-        if rank == 1 + len(signs) and rank < len(settings):  # the factors can be told apart
-            for factor, sign in signs.items():
-                more = more_with(posterior, sign, ERROR / len(signs))
-                if more:
-                    places = np.argmax(more * sign), np.argmin(more * sign)
-                    found[part][factor] = [factors[factor][settings[place]] for place in places]
+        can_be_told_apart = rank == 1 + len(signs) and rank < len(settings)
+        found[part] = {}
+        if not can_be_told_apart:
+            continue
+        for factor, sign in signs.items():
+            better_sign = more_with(posterior, sign, ERROR / len(signs))
+            if better_sign:
+                better = settings[np.argmax(sign == better_sign)]
+                worse = settings[np.argmax(sign != better_sign)]
+                found[part][factor] = [factors[factor][better], factors[factor][worse]]
     return found
 
 

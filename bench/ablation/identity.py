@@ -99,16 +99,19 @@ def differences(old, new, tolerance=TOLERANCE, twins=()):
             before = without(before, noise)
             after = without(after, noise)
         relative = quantity not in LOSSES
-        others = [flat(twin.get(quantity, {})) for twin in twins]
-        worst = 0.0
+        flat_twins = [flat(twin.get(quantity, {})) for twin in twins]
+        worst = 0.0  # of all places, the largest difference as a multiple of what is allowed
         text = ""
         for place, a, b in pairs(before, after):
-            allowed = max(tolerance, OF_A_MOMENT) if ", moment " in place else tolerance
-            rounded = max((distance(b, o.get(place, b), relative) for o in others), default=0.0)
-            allowed = max(allowed, min(OF_TWINS * rounded, AT_MOST * allowed))
-            off = distance(a, b, relative) / allowed
-            if off > worst:
-                worst = off
+            allowed = tolerance
+            if ", moment " in place:
+                allowed = max(tolerance, OF_A_MOMENT)
+            to_twins = [distance(b, twin.get(place, b), relative) for twin in flat_twins]
+            widened = OF_TWINS * max(to_twins, default=0.0)
+            allowed = max(allowed, min(widened, AT_MOST * allowed))
+            excess = distance(a, b, relative) / allowed
+            if excess > worst:
+                worst = excess
                 text = f"{quantity} {place} {a} -> {b}"
         if worst > 1:
             found.append(" ".join(text.split()))

@@ -135,58 +135,71 @@ class Page:
             if folder in sections and not sections[folder].facts.above_trigrams:
                 self.shelves.append(Shelf(base, name, sections[folder]))
 
-        columns, found = worths.table(planned)
+        columns, measured = worths.table(planned)
+        measured += worths.table(planned, held_out=True)[1]
         self.columns = pd.DataFrame(columns)  # of the parts that the page shows
         self.columns = self.columns[self.columns["part"].isin(config["parts"])]
-        found += worths.table(planned, held_out=True)[1]
-        self.worths = [worth for worth in found if worth.part in config["parts"]]
+        self.worths = [worth for worth in measured if worth.part in config["parts"]]
         self.n_settings = len(set(self.columns["setting"]))
-        fitted = {effect.part: effect for effect in effects.fit(self.columns)}
         self.levels = None  # of the factors, once the settings can tell them apart
-        depends = {}
         if self.n_settings >= factors.ENOUGH:
             self.levels = factors.levels_of(planned, self.columns["setting"])
-            depends = factors.depends_on(self.columns, self.levels)
 
-        self.parts = []
-        for name, facts in config["parts"].items():
-            part = self.part(name, **facts)
-            part.effect = fitted.get(name)
-            part.depends = depends.get(name, {})
-            self.parts.append(part)
-        self.unmeasured = [p.name for p in self.parts if not (p.effect or p.estimates)]
-        self.parts = [part for part in self.parts if part.name not in self.unmeasured]
+        parts = self.parts_of_config()
+        self.parts = [part for part in parts if part.effect or part.estimates]
+        self.unmeasured = [part.name for part in parts if part not in self.parts]
+        self.answers = sorted((part for part in self.parts if part.effect), key=order)
         self.rows = page_worths.table(self)
         for part in self.parts:
             part.rows = self.rows_of(part)
-        self.answers = sorted((part for part in self.parts if part.effect), key=order)
         self.others = sorted((part for part in self.parts if not part.effect), key=order)
-        single = [name for name in config["parts"] if name != page_tables.TOGETHER]
+        self.predictions, self.scores = self.judge_predictions(tested)
+
+    def parts_of_config(self):
+        """The Part of each entry of the config, with its effect over the planned settings."""
+        fitted = {effect.part: effect for effect in effects.fit(self.columns)}
+        depends = {}
+        if self.levels is not None:
+            depends = factors.depends_on(self.columns, self.levels)
+        parts = []
+        for name, facts in self.config["parts"].items():
+            part = self.part(name, **facts)
+            part.effect = fitted.get(name)
+            part.depends = depends.get(name, {})
+            parts.append(part)
+        return parts
+
+    def judge_predictions(self, tested):
+        """([Prediction] of single parts, {kind: their scores}): of the settings of the test, and of
+        each planned setting from the others."""
+        single = [name for name in self.config["parts"] if name != page_tables.TOGETHER]
         tested = [each for each in tested if each.part in single]
         left_out = predictions.leave_one_out(self.columns[self.columns["part"].isin(single)])
-        self.predictions = tested + left_out
         kinds = {"the settings of the test": tested, "each setting from the others": left_out}
-        self.scores = {kind: predictions.scores(own) for kind, own in kinds.items() if own}
+        scores = {kind: predictions.scores(own) for kind, own in kinds.items() if own}
+        return tested + left_out, scores
 
     def rows_of(self, part):
         """The rows that a part's chart shows: of the planned settings if it ran there, else of the
         sweeps. Each with its setting in words, its level of the factor that colours the chart, and
         the logs of worth and interval."""
-        of_part = self.rows["part"] == part.name
-        own = self.rows[of_part & ((self.rows["planned"] > 0) == bool(part.effect))]
-        facts = {each.name: each.facts for each in self.planned}
+        rows = self.rows[self.rows["part"] == part.name]
+        is_planned = rows["planned"] > 0
+        rows = rows[is_planned if part.effect else ~is_planned]
+        facts_of = {each.name: each.facts for each in self.planned}
         factor = next(iter(part.depends), "base")
-        found = []
-        for row in own.to_dict("records"):
-            name = row["setting"]
-            level = row["base"]
-            if name in facts:
-                level = facts[name]["factors"][factor]
-                name = page_worths.name_of(facts[name])
+        charted = []
+        for row in rows.to_dict("records"):
+            facts = facts_of.get(row["setting"])
+            if facts:
+                name = page_worths.name_of(facts)
+                level = facts["factors"][factor]
+            else:  # an older sweep
+                name = row["setting"]
+                level = row["base"]
             logs = np.log([row["worth"], row["low"], row["high"]]).tolist()
-            shown = {"name": name, "level": page_worths.word(level), "logs": logs}
-            found.append(row | shown)
-        return sorted(found, key=lambda row: (row["level"], row["worth"]))
+            charted.append(row | {"name": name, "level": page_worths.word(level), "logs": logs})
+        return sorted(charted, key=lambda row: (row["level"], row["worth"]))
 
     def worth_at(self, part, factor, level):
         """The mean worth of a part in the planned settings at a level of a factor, as a text."""

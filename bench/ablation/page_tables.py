@@ -202,36 +202,40 @@ def factors_table(page):
 def passes_table(page):
     """The worth of each part by its run at the base's best rate, and by three runs at its own best
     rate, in the settings that have both. Last, by how much the models that were changed gained."""
-    first = {}
+    at_base_rate = {}  # {(part, setting): its Worth by the first pass}
     for each in page.planned:
         if each.admitted:
             for worth in worths.worths_of(worths.first_pass(each)):
-                first[worth.part, worth.setting] = worth
+                at_base_rate[worth.part, worth.setting] = worth
     arms = {each.name: each.facts["arms"] for each in page.planned}
     pairs = []
     for worth in page.worths:
-        before = first.get((worth.part, worth.setting))
+        before = at_base_rate.get((worth.part, worth.setting))
         has_both = before and worth.runs > before.runs
         if has_both and not (worth.censored or before.censored):
-            sign = -1 if arms[worth.setting][worth.part]["taken_out"] else 1
-            row = {"part": worth.part, "setting": worth.setting, "first": before.log_worth}
-            pairs.append(row | {"both": worth.log_worth, "sign": sign})
+            change = worth.log_worth - before.log_worth
+            row = {"part": worth.part, "setting": worth.setting, "change": change}
+            row |= {"first": before.log_worth, "both": worth.log_worth}
+            row["gain"] = -change if arms[worth.setting][worth.part]["taken_out"] else change
+            pairs.append(row)
     if not pairs:
         return None
     frame = pd.DataFrame(pairs)
-    frame["change"] = frame["both"] - frame["first"]
+    ratio = "ratio [95 %, by setting]"
     rows = []
     for part in page.answers:
-        own = frame[frame["part"] == part.name]
-        if len(own):
-            means = np.exp(own[["first", "both"]].mean())
-            cells = {"part": part.name, "settings": f"{len(own)}"}
+        settings = frame[frame["part"] == part.name]
+        if len(settings):
+            means = np.exp(settings[["first", "both"]].mean())
+            cells = {"part": part.name, "settings": f"{len(settings)}"}
             cells["at the base's rate"] = f"{means['first']:.2f}"
             cells["at its own"] = f"{means['both']:.2f}"
-            rows.append(cells | {"ratio [95 %, by setting]": ratio_of(own["change"])})
-    gains = (frame["sign"] * frame["change"]).groupby(frame["setting"]).mean()
-    last = {"part": "gain of the changed model", "settings": f"{len(gains)}"}
-    return pd.DataFrame([*rows, last | {"ratio [95 %, by setting]": ratio_of(gains)}]).fillna("")
+            cells[ratio] = ratio_of(settings["change"])
+            rows.append(cells)
+    gains = frame.groupby("setting")["gain"].mean()
+    cells = {"part": "gain of the changed model", "settings": f"{len(gains)}"}
+    cells[ratio] = ratio_of(gains)
+    return pd.DataFrame([*rows, cells]).fillna("")
 
 
 def ratio_of(logs):

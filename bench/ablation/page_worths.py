@@ -1,8 +1,8 @@
 """The worth of each part in each setting as one table: worths.csv, beside the page of the answer.
 
 worth, low, high: multiples of the tokens. beyond: 1 where the worth lies above its number, at the
-end of the base's curve, -1 where it lies below. step_time, parameters, memory, kv_cache: with the
-part over without it.
+end of the base's curve, -1 where it lies below. step_time, parameters, memory, kv_cache: the cost
+with the part over the cost without it.
 planned: 1 for a setting of config/answer/settings.py, 2 for one of its test, 0 for an older sweep.
 """
 
@@ -122,7 +122,11 @@ def lowest_to_highest(rows):
 def mean(rows):
     """The mean worth of some rows, of the logarithms: at least or at most so much where some lie
     beyond the end of a curve, and unknown where some lie beyond either end."""
-    ends = sorted(set(rows.beyond) - {0})
-    if rows.empty or len(ends) == 2:
+    if rows.empty:
         return DASH
-    return marked({"beyond": sum(ends), "worth": math.exp(np.log(rows.worth).mean())})
+    some_below = (rows.beyond < 0).any()
+    some_above = (rows.beyond > 0).any()
+    if some_below and some_above:
+        return DASH
+    beyond = int(some_above) - int(some_below)
+    return marked({"beyond": beyond, "worth": math.exp(np.log(rows.worth).mean())})

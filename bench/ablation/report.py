@@ -311,14 +311,14 @@ def columns_of(section):
 def rich_table(frame):
     """A table, whose last column is the verdict. Texts wrap, but no word is broken."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for place, name in enumerate(frame):
+    for name in frame:
         cells = [name, *frame[name]]
-        words = cells  # that are not broken
-        if place in (0, frame.shape[1] - 1):
-            words = " ".join(cells).split()
-        least = max(map(len, words))
-        whole = least == max(map(len, cells))  # rich would take its width from it
-        table.add_column(Text(name), min_width=least, no_wrap=whole, overflow="fold")
+        full_width = max(map(len, cells))
+        least_width = full_width
+        if name in (frame.columns[0], frame.columns[-1]):  # texts, which may wrap between words
+            least_width = max(map(len, " ".join(cells).split()))
+        is_rigid = least_width == full_width  # rich must know it, or it takes width from this one
+        table.add_column(Text(name), min_width=least_width, no_wrap=is_rigid, overflow="fold")
     for texts in frame.itertuples(index=False):
         table.add_row(*[Text(printable(text)) for text in texts], style=STYLES.get(texts[-1]))
     return table

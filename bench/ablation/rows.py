@@ -100,16 +100,21 @@ def table(lines, plan, prices=()):
     furthest right in STATUSES counts, and of equal ones the last. Of several machines, a line that
     is current and has not failed. prices: lines of costs.jsonl, for the costs of each arm."""
     runs = pd.DataFrame([row_of(line, plan) for line in lines], columns=COLUMNS).astype(KINDS)
-    order = runs.status.map(STATUSES.index).sort_values(kind="stable").index
-    runs = runs.loc[order].drop_duplicates([*RUN, "machine"], keep="last")
+    best_last = runs.status.map(STATUSES.index).sort_values(kind="stable").index
+    runs = runs.loc[best_last].drop_duplicates([*RUN, "machine"], keep="last")
+
     apart = runs.current & runs.machine.isin(machines_apart(runs))
     runs.loc[apart, "left_out"] = "another machine, whose base differs or has fewer than two runs"
     runs["current"] &= ~apart
-    order = (runs.current & (runs.status != "failed")).sort_values(kind="stable").index
-    runs = runs.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
-    arms = table_of_costs(prices, plan)
-    arms = arms[arms.machine == arms.machine.iloc[0]] if len(arms) else arms
-    return runs.merge(arms[["arm", *COSTS]], on="arm", how="left")
+    counts = runs.current & (runs.status != "failed")
+    counted_last = counts.sort_values(kind="stable").index
+    runs = runs.loc[counted_last].drop_duplicates(RUN, keep="last")
+    runs = runs.sort_values(RUN, kind="stable")
+
+    arm_costs = table_of_costs(prices, plan)
+    if len(arm_costs):
+        arm_costs = arm_costs[arm_costs.machine == arm_costs.machine.iloc[0]]
+    return runs.merge(arm_costs[["arm", *COSTS]], on="arm", how="left")
 
 
 def control_losses(runs):

@@ -328,31 +328,32 @@ def run_job(job, stopped, gpu=None, patience=LOCKED):
     None if `stopped()` came true midway: then the run has saved. `patience`: seconds to wait for
     another process that trains in its folder."""
     run = None
-    ended = None  # (reason of the failure or None, seconds)
+    ending = None  # once the run has ended: (reason of the failure or None, seconds)
     began = time.perf_counter()
     try:
-        while ended is None and not stopped():
+        while ending is None and not stopped():
             if run:
-                ended = run.poll()
+                ending = run.poll()
             elif is_locked(job):
                 if time.perf_counter() - began > patience:
-                    ended = f"another process trains in {job.out_dir}", 0.0
+                    ending = (f"another process trains in {job.out_dir}", 0.0)
             elif is_finished(job):
-                ended = None, 0.0
+                ending = (None, 0.0)
             else:
                 try:
                     run = Run(job, gpu)
                 except OSError as error:  # usually a full disk
-                    ended = f"cannot start: {error}", 0.0
-            if ended is None:
+                    ending = (f"cannot start: {error}", 0.0)
+            if ending is None:
                 time.sleep(POLL)
     finally:
-        if run and ended is None:
+        if run and ending is None:
             run.stop()
-    if ended is None:
+    if ending is None:
         return None
+    failure, seconds = ending
     device = None if gpu is None else f"cuda:{visible_gpus().index(gpu)}"
-    return row_of(job, *ended, device)
+    return row_of(job, failure, seconds, device)
 
 
 # ---------------------------------------------------------------- many runs

@@ -32,7 +32,7 @@ FEW = 5  # the least rounds
 SECONDS = 15  # per arm, for all its rounds
 
 SAME = 0.05  # by which the step times of two arms that are the same may differ
-TRIES = 3  # how often the rounds are timed until the machine was quiet
+TRIES = 3  # how often the rounds are timed, unless the machine is quiet sooner
 PATIENCE = 30  # seconds to wait, before each try, for the machine to become quiet
 BUSY = 0.1  # of this machine's cores kept busy by other work: more disturbs the times
 
@@ -78,7 +78,7 @@ class OtherWork:
 
 def wait_until_quiet(patience, show=lambda detail: None):
     """Wait until other work leaves the cores alone for a second, at most `patience` seconds.
-    Returns whether it does."""
+    Returns whether it became quiet."""
     end = time.perf_counter() + patience
     while True:
         work = OtherWork()
@@ -91,8 +91,8 @@ def wait_until_quiet(patience, show=lambda detail: None):
 
 
 def turns(names, rounds):
-    """Yield (round, name). In each round every side takes one turn. The order rotates and reverses
-    from round to round, so that no side always follows the same one, and other work slows all of
+    """Yield (round, name). In each round every arm takes one turn. The order rotates and reverses
+    from round to round, so that no arm always follows the same one, and other work slows all of
     them equally."""
     names = list(names)
     for number in range(rounds):
@@ -153,36 +153,48 @@ def time_arms(arms, threads, rounds=ROUNDS, tries=1):
         # All blocks share one forward method, and torch counts its compiled forms together.
         torch._dynamo.config.recompile_limit = 8 * len(arms)
     form = "compiled" if arms[BASE]["compile"] else "eager"
-    probes = {}
-    failed = {}
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with doing(f"timing {len(arms)} arms in turn, {form}") as show:
-            for number, (name, values) in enumerate(arms.items(), 1):
-                show(f"{name}: arm {number} of {len(arms)}, its first steps")
-                try:
-                    probes[name] = Probe(values)
-                except (RuntimeError, UserError) as error:
-                    failed[name] = one_line(error)
+            probes, failed = make_probes(arms, show)
             if BASE in failed:
                 return [], failed
-            for _ in range(tries):
-                if tries > 1:
-                    wait_until_quiet(PATIENCE, show)
-                work = OtherWork()
-                steps = steps_in_turn(probes, rounds, show)
-                disturbed = why_disturbed(arms, steps, work.share())
-                if not disturbed:
-                    break
+            steps, disturbed = time_when_quiet(arms, probes, rounds, tries, show)
     finally:
         torch.set_num_threads(threads_before)
-    ratios = {} if disturbed else {name: steps[name] / steps[BASE] for name in probes}
     rows = []
     for name, probe in probes.items():
-        row = row_of(name, arms[name], probe, steps[name], ratios.get(name))
+        ratios = None if disturbed else steps[name] / steps[BASE]
+        row = row_of(name, arms[name], probe, steps[name], ratios)
         rows.append(row | {"quiet": not disturbed, "disturbed": disturbed, "threads": threads})
     return rows, failed
+
+
+def make_probes(arms, show):
+    """({arm: Probe} of the arms that can train, {arm: reason} of the others)."""
+    probes = {}
+    failed = {}
+    for number, (name, values) in enumerate(arms.items(), 1):
+        show(f"{name}: arm {number} of {len(arms)}, its first steps")
+        try:
+            probes[name] = Probe(values)
+        except (RuntimeError, UserError) as error:
+            failed[name] = one_line(error)
+    return probes, failed
+
+
+def time_when_quiet(arms, probes, rounds, tries, show):
+    """({arm: [seconds of its step in each round]} of the last try, why it was disturbed or "")."""
+    for _ in range(tries):
+        if tries > 1:
+            wait_until_quiet(PATIENCE, show)
+        work = OtherWork()
+        steps = steps_in_turn(probes, rounds, show)
+        disturbed = why_disturbed(arms, steps, work.share())
+        if not disturbed:
+            break
+    return steps, disturbed
 
 
 def steps_in_turn(probes, rounds, show):
@@ -233,17 +245,16 @@ def row_of(name, values, probe, steps, ratios):
 def run_seconds(row, values, val_tokens):
     """The predicted seconds of a run: start and samples, steps, evaluations (forward alone, a
     third of a step's work), the last of them of all val_tokens."""
+    step = row["milliseconds_per_step"]["median"]
+    forward = step / values["gradient_accumulation_steps"] / 3  # of a micro-batch
     micro_batch = values["batch_size"] * values["block_size"]
     limit = min(values.get("eval_tokens") or val_tokens, val_tokens)
-    tokens = limit + min(train.EVAL_TRAIN_TOKENS, limit)
-    whole = val_tokens if limit < val_tokens else 0
-    step = row["milliseconds_per_step"]["median"]
-    per_batch = step / values["gradient_accumulation_steps"] / 3
+    scored_tokens = limit + min(train.EVAL_TRAIN_TOKENS, limit)
+    evaluation = math.ceil(scored_tokens / micro_batch) * forward + 400
     evaluations = 1 + math.ceil(values["max_iters"] / values["eval_interval"])
-    milliseconds = values["max_iters"] * step + evaluations * (
-        math.ceil(tokens / micro_batch) * per_batch + 400
-    )
-    milliseconds += math.ceil(whole / micro_batch) * per_batch
+    milliseconds = values["max_iters"] * step + evaluations * evaluation
+    if limit < val_tokens:
+        milliseconds += math.ceil(val_tokens / micro_batch) * forward
     return 6 + milliseconds / 1000
 
 

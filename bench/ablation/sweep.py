@@ -225,12 +225,7 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         check_arms(arms, data["vocab_size"], show)
 
     machine = find_machine(base["device"], config.workers, elsewhere)
-    settled = settle_machine(machine, base, {"vocab_size": data["vocab_size"]} | arms[BASE].values)
-    threads = machine.threads if machine.device_kind == "cpu" else None
-    for arm in arms.values():  # the base first
-        arm.values |= settled
-        match_arm(arm, arms[BASE], config.match, data["vocab_size"])
-        arm.config_hash = config_hash(arm.values, data, machine.facts["torch"], threads)
+    settle_arms(arms, settings, data, machine)
     with doing("computing the fingerprints of the arms") as show:
         fingerprints = identify(arms, data, config.out_dir, show)
 
@@ -256,15 +251,34 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
         margin=config.margin,
         margin_source="given",
     )
+    take_over(sweep, kept)
+    return sweep
+
+
+def settle_arms(arms, settings, data, machine):
+    """Give each arm its values on this machine, its match with the base, and the id of these."""
+    device_values = settle_machine(
+        machine, settings.base, {"vocab_size": data["vocab_size"]} | arms[BASE].values
+    )
+    threads = machine.threads if machine.device_kind == "cpu" else None
+    for arm in arms.values():  # the base first
+        arm.values |= device_values
+        match_arm(arm, arms[BASE], settings.config.match, data["vocab_size"])
+        arm.config_hash = config_hash(arm.values, data, machine.facts["torch"], threads)
+
+
+def take_over(sweep, kept):
+    """Give a sweep the margin and the rates that were fixed earlier: kept, a plan or {}."""
+    config = sweep.config
     if config.margin in (None, kept.get("margin")):
         sweep.margin = kept.get("margin")
         sweep.margin_source = kept.get("margin_source")
     if config.lr_grid == [1]:
-        sweep.chosen_lr = parent_rates(config, [arm for arm in arms if not arms[arm].curve])
+        names = [name for name, arm in sweep.arms.items() if not arm.curve]
+        sweep.chosen_lr = parent_rates(config, names)
     else:
         rates = kept.get("chosen_lr", {})
-        sweep.chosen_lr = {name: rate for name, rate in rates.items() if name in arms}
-    return sweep
+        sweep.chosen_lr = {name: rate for name, rate in rates.items() if name in sweep.arms}
 
 
 def stored_plan(folder):
@@ -292,17 +306,20 @@ def check_planned(kept, config):
     asked = {key: getattr(config, key) for key in PLANNED}
     if asked["margin"] is None:
         asked["margin"] = planned["margin"]
-    if asked == planned:
+    if asked == planned:  # always, where no plan is kept
         return
     stored = read_rows(Path(config.out_dir) / "rows.jsonl", rows.is_row)
     control = plans.control_group(kept)
-    if any(row["purpose"] == "report" and row["arm"] not in control for row in stored):
-        shown = ", ".join(f"{key}={x}" for key, x in planned.items() if x is not None)
-        other = ", ".join(f"{key}={x}" for key, x in asked.items() if x != planned[key])
-        what = f"arms are reported here, as planned with {shown}"
-        fresh = planned["first_seed"] + max(plans.planned_runs(kept, planned["seeds"]).values())
-        fix = f"choose another --out_dir, with --first_seed={fresh if fresh <= 500 else 0}"
-        raise UserError(what, f"asked: {other}", fix)
+    if not any(row["purpose"] == "report" and row["arm"] not in control for row in stored):
+        return
+    old = ", ".join(f"{key}={value}" for key, value in planned.items() if value is not None)
+    new = ", ".join(f"{key}={value}" for key, value in asked.items() if value != planned[key])
+    next_seed = planned["first_seed"] + max(plans.planned_runs(kept, planned["seeds"]).values())
+    if next_seed > 500:  # first_seed is at most 500
+        next_seed = 0
+    what = f"arms are reported here, as planned with {old}"
+    fix = f"choose another --out_dir, with --first_seed={next_seed}"
+    raise UserError(what, f"asked: {new}", fix)
 
 
 def check_arms(arms, vocab_size, show):

@@ -64,16 +64,17 @@ def judge(runs, plan):
     measured = runs.arm[(runs.purpose == "report") & (runs.status != "failed")]
     facts.family = len(plans.counted_arms(plan, measured))
     pooled = contrasts.pooled_variance([values.to_numpy() for values in losses.values()])
+    _, pooled_df = pooled  # 0 where no arm has two runs
 
     missing = missing_arms(runs, plan)
     for row in comparisons:
         arms, others = row["groups"]
         row["all_tried"] = missing.isdisjoint([*arms, *others])
-        pools = facts.screening or row["kind"] == "replicate"
-        row |= description(row, runs, losses, curve, plan, pooled if pools and pooled[1] else None)
-    found = screened(judged, facts) if facts.screening else decided(judged, losses, facts)
+        uses_pooled = pooled_df > 0 and (facts.screening or row["kind"] == "replicate")
+        row |= description(row, runs, losses, curve, plan, pooled if uses_pooled else None)
+    outcomes = screened(judged, facts) if facts.screening else decided(judged, losses, facts)
     failed = set(runs.arm[runs.current & (runs.purpose == "report") & (runs.status == "failed")])
-    for row, columns in zip(judged, found, strict=True):
+    for row, columns in zip(judged, outcomes, strict=True):
         row |= columns
         row |= explanation(row, row["arm"] in failed, facts)
     look_ahead(judged, facts, pooled)

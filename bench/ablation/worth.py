@@ -86,8 +86,8 @@ class Curve:
 
 
 def curve_of(runs):
-    """The Curve of a sweep's runs; None without the base's and another point. It leaves out stuck
-    runs, which did not learn, unless all runs of the base are stuck."""
+    """The Curve of a sweep's runs; None unless the base ran at two numbers of tokens. It leaves
+    out stuck runs, which did not learn, unless all runs of the base are stuck."""
     done = runs[runs.current & (runs.status == "done")]
     learned = done[~done.stuck]
     done = learned if learned.control.any() else done

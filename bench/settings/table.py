@@ -21,7 +21,7 @@ def show(folder, parts):
         for each in measured:
             has_run = any(row["arm"] == part.name for row in each.rows)
             if has_run and is_other(part, each.facts):
-                say(f"left out: {each.name} measured another {part.name}")
+                say(f"left out: {each.name} has another change named {part.name}")
                 each.facts["arms"].pop(part.name)
     columns, _ = worths.table(measured)
     names = [part.name for part in parts]

@@ -68,8 +68,8 @@ class Measured:
 
     @cached_property
     def stage(self):
-        """(the tokens over those at which the base of an admitted setting passes the trigrams; 1 or
-        -1 where its curve ends, so that the true number is larger or smaller; else 0)."""
+        """(the base's tokens over those at which it passes the trigrams; 1 where its curve ends and
+        the true number is larger, -1 where it is smaller, else 0), in an admitted setting."""
         curve = Curve(self.curve_rows())
         trigrams = self.facts["admission"]["trigrams"]
         log_share, _, beyond = log_worth_at(curve, np.zeros(len(curve.grid)), trigrams, 0)
@@ -126,24 +126,25 @@ def at_best_rate(measured):
 
 def worths_of(measured):
     """[Worth] of the parts that have run in an admitted setting."""
-    arms = {}  # {part: its points on the reported half}
+    part_points = {}  # {part: its points on the reported half}, of the parts that have run
     for name, arm in measured.facts["arms"].items():
         if arm["part"]:
             points = measured.points(name, rates.REPORTED)
             if points:
-                arms[name] = points
-    if all(len({x for x, _ in points}) == 1 for points in arms.values()):
-        measured = at_best_rate(measured)  # the first pass: so the base, too
-    base = measured.points(BASE, rates.REPORTED)
+                part_points[name] = points
+    is_first_pass = all(len({x for x, _ in points}) == 1 for points in part_points.values())
+    if is_first_pass:  # each part ran at r* alone: then the base counts at r* alone, too
+        measured = at_best_rate(measured)
+    base_points = measured.points(BASE, rates.REPORTED)
     curvatures = {}  # {half: its curvature, or None}
     for half in (rates.CHOOSING, rates.REPORTED):
-        curves = [measured.points(name, half) for name in (BASE, *arms)]
+        curves = [measured.points(name, half) for name in (BASE, *part_points)]
         curvatures[half] = rates.common_curvature(curves)
-    noise = noise_of(measured, base, arms, curvatures[rates.REPORTED])
-    base_loss, base_share = best_of(measured, BASE, base, curvatures)
+    noise = noise_of(measured, base_points, part_points, curvatures[rates.REPORTED])
+    base_loss, base_share = best_of(measured, BASE, base_points, curvatures)
     curve, curve_errors = curve_at(measured, base_loss, noise, base_share)
     found = []
-    for name, points in arms.items():
+    for name, points in part_points.items():
         loss, share = best_of(measured, name, points, curvatures)
         error = noise * math.sqrt(share)
         log_worth, se, censored = log_worth_at(curve, curve_errors, loss, error)
@@ -172,10 +173,11 @@ def best_of(measured, name, points, curvatures):
     return rates.value_at(points, curvatures[rates.REPORTED], place)
 
 
-def noise_of(measured, base, arms, curvature):
+def noise_of(measured, base_points, part_points, curvature):
     """The standard deviation of a run's loss, pooled over the base, its curve and the arms. Since
     the runs are few, it is multiplied by the ratio of the 97.5 % quantiles of t and normal."""
-    groups = [rates.residuals(points, curvature) for points in (base, *arms.values())]
+    curves = [base_points, *part_points.values()]
+    groups = [rates.residuals(points, curvature) for points in curves]
     for multiple, losses in measured.curve_rows().items():
         if multiple != 1:
             groups.append((float(np.var(losses) * len(losses)), len(losses) - 1))

@@ -17,7 +17,7 @@ MEANS = {"Large": 0.3, "Small": 0.12, "None": 0.0, "Harm": -0.25}
 def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     for name in ("a", "b", "c"):
         write_setting(tmp_path, name, MEANS)
-    with pytest.raises(UserError, match="no part is left that ran in 4"):
+    with pytest.raises(UserError, match="no part with 4 planned settings is left"):
         held_out.main([str(tmp_path)])
     assert held_out.scored(tmp_path) == []
     for name in ("d", "e", "f"):
@@ -29,7 +29,7 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     assert content["Large"]["p_helps"] > 0.95
     assert content["Harm"]["p_helps"] < 0.05
     assert held_out.scored(tmp_path) == []  # nothing has run
-    with pytest.raises(UserError, match="no part is left"):
+    with pytest.raises(UserError, match="no part with 4"):
         held_out.main([str(tmp_path)])
 
     write_setting(tmp_path, "h1", MEANS, test=True)
@@ -51,7 +51,7 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     printed, large = capsys.readouterr().out, effects.fit(columns)[0]
     assert table.span(large.new_low, large.new_high) in printed and "Small" not in printed
     table.show(tmp_path, [plan.Part("Large", {"conv": 8})])
-    assert "left out: a measured another Large" in capsys.readouterr().out
+    assert "left out: a has another change named Large" in capsys.readouterr().out
 
 
 def test_a_part_that_is_measured_later_is_predicted_if_the_test_has_not_run_it(tmp_path):
