@@ -286,17 +286,22 @@ def print_training(meta, data_dir, tokenizer="auto"):
         recipe = PREFERENCES
         script = "extras.preferences"
 
+    size_words = []
     if name == "openwebtext" and not trained:
-        words = ["config/llama_124m.py"]
+        config = "config/llama_124m.py"
     elif name.startswith(token_files.TASK):
         longest = max(entry["longest"] for entry in meta["splits"].values())
-        words = ["config/task_recall.py", f"--block_size={longest - 1}"]
+        config = "config/task_recall.py"
+        size_words = [f"--block_size={longest - 1}"]
     else:
         context = context_of(tokenizer) if trained else math.inf
-        words = [f"config/{recipe.config}.py", *sizes(meta, recipe, context)]
-    words.insert(1, f"--dataset={name}")
+        config = f"config/{recipe.config}.py"
+        size_words = sizes(meta, recipe, context)
+
+    words = [config]
     if trained:
-        words.insert(1, f"--init_from={tokenizer}")
+        words.append(f"--init_from={tokenizer}")
+    words += [f"--dataset={name}", *size_words]
     if data_dir != "data":
         words.append(f"--data_dir={data_dir}")
     words.append(f"--out_dir=out-{name.replace(':', '-')}")
@@ -306,19 +311,21 @@ def print_training(meta, data_dir, tokenizer="auto"):
 def sizes(meta, recipe, context):
     """The arguments that a recipe needs for a dataset: a block_size that the splits and a trained
     model's context allow; for a small dataset few steps, or dropout, which a note explains."""
-    splits = [meta["splits"][split] for split in ("train", "val")]
-    train = splits[0]
-    most = min(context, *(entry["tokens"] - 1 for entry in splits))
-    if "longest" in train:
+    train = meta["splits"]["train"]
+    val = meta["splits"]["val"]
+    largest = min(context, train["tokens"] - 1, val["tokens"] - 1)  # block_size of running text
+    has_pairs = "longest" in train
+    if has_pairs:
+        longest = max(train["longest"], val["longest"])
+        block_size = min(longest - 1, context, LARGEST_BLOCK)
         samples = train.get("preferences", train["pairs"])
-        block_size = min(max(entry["longest"] for entry in splits) - 1, context, LARGEST_BLOCK)
     else:
-        block_size = max(1, min(recipe.block_size, most))
+        block_size = max(1, min(recipe.block_size, largest))
         samples = max(1, train["tokens"] // block_size)
 
     small = MOST_EPOCHS * samples < recipe.most_rows
     words = []
-    if small or "longest" in train or most < LARGEST_BLOCK:
+    if small or has_pairs or largest < LARGEST_BLOCK:
         words.append(f"--block_size={block_size}")
     if small:
         few = max(MOST_EPOCHS * samples // recipe.rows, recipe.steps // 12)
@@ -333,7 +340,7 @@ def sizes(meta, recipe, context):
 
 
 def context_of(folder):
-    """The context of a run in tokens, infinite if the folder has weights of other programs."""
+    """The context of a run in tokens; infinite for weights of other programs."""
     try:
         config = files.read_json(Path(folder, "config.json"), "")
     except UserError:

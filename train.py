@@ -193,9 +193,9 @@ def load_state(run, folder):
     """Load what a checkpoint holds besides the weights: the state of the optimizers and the scaler,
     and the tensors of the loss, whose names begin with REFERENCE (our loss has none)."""
     moments = checkpoint.optimizer_tensors(folder)
-    for name in [name for name in moments if name.startswith(checkpoint.REFERENCE)]:
-        own = name.removeprefix(checkpoint.REFERENCE)
-        run.loss_module.stored[own] = moments.pop(name)
+    references = [name for name in moments if name.startswith(checkpoint.REFERENCE)]
+    for name in references:
+        run.loss_module.stored[name.removeprefix(checkpoint.REFERENCE)] = moments.pop(name)
     ranks.scatter(run.model, run.optimizers, moments)
     run.scaler.load_state_dict(run.state.get("scaler", {}))
     run.saved = run.step

@@ -119,7 +119,7 @@ def from_text(text, kind):
         text = f"[{text}]"
     if text in ("true", "false", "none"):
         text = text.capitalize()
-    for read in (ast.literal_eval, json.loads):  # the errors' last two: nested too deep
+    for read in (ast.literal_eval, json.loads):  # the last two errors: it is nested too deep
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             return read(text)
     return text
@@ -152,13 +152,13 @@ def check(key, value, kind, where, fix="--help shows every key"):
         raise UserError(f"{key} contains a NUL character", where, "remove it")
 
     is_word = value in (kind if isinstance(kind, Words) else words)
-    if words and not is_word and type(value) not in set(kinds) - {str}:
+    needs_no_word = type(value) in kinds and type(value) is not str  # such as True
+    if words and not is_word and not needs_no_word:
         choice = f"choose from {choice_text(kind).replace('| ', ', ')}"
         raise UserError(f"{key} cannot be {value!r}", where, choice)
     if type(value) not in kinds:
-        expected = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
-        what = f"{key} must be {expected}, not {value!r}"
-        raise UserError(what, where, fix)
+        expected = " or ".join(cls.__name__.replace("NoneType", "None") for cls in kinds)
+        raise UserError(f"{key} must be {expected}, not {value!r}", where, fix)
     if limits and type(value) in (int, float) and value not in limits:
         raise UserError(f"{key}={value} is out of range", where, f"give {limits}")
     return value
@@ -224,7 +224,7 @@ def read_file(path, scope, known, renamed):
         if key in names and not key.startswith("_"):
             where = f"{path}:{line}"
             values[key] = check(key, names[key], find(key, known, renamed, where, more), where)
-    for key in sorted(known.keys() & names.keys() - assigned.keys()):
+    for key in sorted(known.keys() & (names.keys() - assigned.keys())):
         changed = key not in scope or names[key] is not scope[key]
         if changed and not callable(names[key]):  # a function, such as math.log, is no value
             what = f"{key} is set by another file than this, by exec or import"

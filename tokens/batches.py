@@ -127,11 +127,11 @@ class Text(Split):
         """(starts, number of targets) of the windows of an evaluation: as many as `limit` tokens
         fill (None or 0: all), evenly spread, since Shakespeare's first 8,192 characters of
         validation cost 0.11 nats less than the whole."""
-        n = len(self.tokens)
-        targets = min(limit or n, n) - 1
+        n_tokens = len(self.tokens)
+        targets = min(limit or n_tokens, n_tokens) - 1  # the first token is none
         count = (targets + self.block_size - 1) // self.block_size  # rounded up
-        windows = (n - 1 + self.block_size - 1) // self.block_size  # of the whole split
-        chosen = np.arange(count) * windows // max(1, count)
+        all_windows = (n_tokens - 1 + self.block_size - 1) // self.block_size  # the same of all
+        chosen = np.arange(count) * all_windows // max(1, count)
         return chosen * self.block_size, targets
 
     def eval_rows(self, limit=None):
@@ -144,19 +144,20 @@ class Text(Split):
         All batches have the same shape, so that a compiled model sees only one: past the end x is 0
         and y is -1. Raises Failure as Batches.get does."""
         starts, targets = self.eval_windows(limit)
-        size = batch_size * self.block_size
+        size = batch_size * self.block_size  # targets of a full batch
         tokens = np.asarray(self.tokens)
         for first in range(0, len(starts), batch_size):
             if first // batch_size % RELEASE == 0:
                 release(self.tokens)
             check_length(self.tokens)
-            at = starts[first : first + batch_size, None] + np.arange(self.block_size + 1)
-            ids = tokens[np.minimum(at, len(tokens) - 1)]  # (windows, block_size + 1)
-            count = min(size, targets - first * self.block_size)
+            positions = starts[first : first + batch_size, None] + np.arange(self.block_size + 1)
+            # The last window may reach past the end, where its last token is repeated and not used.
+            ids = tokens[np.minimum(positions, len(tokens) - 1)]  # (windows, block_size + 1)
+            n_targets = min(size, targets - first * self.block_size)  # fewer in the last batch
             x = np.zeros(size, np.int64)
-            x[:count] = ids[:, :-1].flat[:count]
+            x[:n_targets] = ids[:, :-1].flat[:n_targets]
             y = np.full(size, -1)
-            y[:count] = ids[:, 1:].flat[:count]
+            y[:n_targets] = ids[:, 1:].flat[:n_targets]
             yield x.reshape(batch_size, -1), y.reshape(batch_size, -1)
 
     def scored(self, limit=None):

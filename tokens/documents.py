@@ -12,7 +12,7 @@ is below it. The ending of a file says how it is read:
 .gz and .zst after these, but not after .parquet, are unpacked, the latter by pyarrow. Rows of
 prompts and answers are pairs or preferences (tokens/answers.py). A file given by its name must be
 readable; in a folder or a glob, files that are not text are left out, with the reason; but an error
-after a table's first 100 rows stops all. Memory grows only with the longest document or .json file.
+after 100 rows of a table ends all. Memory grows only with the longest document or .json file.
 """
 
 import codecs
@@ -39,7 +39,7 @@ PACKED = (".gz", ".zst")
 CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
 ROWS_SEEN = 100  # rows that show which columns a file has
-HOLDS = {"file": "text", "chat": "pairs"}  # what a file of this kind holds; others: the kind itself
+HOLDS = {"file": "text", "chat": "pairs"}  # what a file holds whose kind is named otherwise
 UNPACKED = dict.fromkeys((*PACKED, ".parquet"), 3)  # about how many times larger the text is
 
 
@@ -49,7 +49,7 @@ UNPACKED = dict.fromkeys((*PACKED, ".parquet"), 3)  # about how many times large
 def find_files(spec):
     """{path: whether it was named itself} of the files that --input=spec names. Raises UserError if
     a part of it names none."""
-    paths = {}
+    is_named = {}
     parts = [part.strip() for part in spec.split(",") if part.strip()]
     if os.path.exists(spec) or not parts:  # a name may hold a comma
         parts = [spec]
@@ -65,12 +65,12 @@ def find_files(spec):
             elif re.fullmatch(r"[\w.-]+/[\w.-]+", part):
                 fix = f"check the path; of the Hugging Face hub, it is --input=hf:{part}"
             raise UserError(what, where, fix)
-        found = [path for match in matches for path in files_at(match)]
-        if not found:
+        paths = [path for match in matches for path in files_at(match)]
+        if not paths:
             raise UserError("there is no file here", where, "name another")
-        for path in found:
-            paths[path] = paths.get(path) or path == Path(part)
-    return paths
+        for path in paths:
+            is_named[path] = path == Path(part) or is_named.get(path, False)
+    return is_named
 
 
 def files_at(path):
@@ -87,17 +87,15 @@ def files_at(path):
     seen = set()  # so that a link to a folder above ends
     for root, folders, names in os.walk(path, onerror=refuse, followlinks=True):
         place = os.path.realpath(root)
-        if place in seen:
-            folders.clear()
+        is_dataset = root != path and {"meta.json", "train.bin"} <= set(names)
+        if place in seen or is_dataset:
+            folders.clear()  # os.walk goes into those that are left in this list
             continue
         seen.add(place)
-        if root != path and {"meta.json", "train.bin"} <= set(names):
-            folders.clear()
-            continue
-        shown = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        folders[:] = sorted(shown)
-        found = [Path(root, name) for name in sorted(names) if not name.startswith(".")]
-        paths += [path for path in found if path.is_file()]
+        visible = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        folders[:] = sorted(visible)
+        files = [Path(root, name) for name in sorted(names) if not name.startswith(".")]
+        paths += [file for file in files if file.is_file()]
     return paths
 
 
@@ -200,24 +198,30 @@ def json_rows(path, file):
     """Yield (where it is, row) of a .json file: JSON Lines, an array of objects or of texts, or an
     object with one array of rows: objects, or texts if it holds nothing else. Any other object is
     one row: a conversation, or a package.json, whose keywords are no rows."""
-    lines = []
-    for _ in range(2):  # as far as the second row, over blank lines
+    lines = []  # as far as the second row, over blank lines
+    for _ in range(2):
         lines.append(file.readline())
         while lines[-1].isspace():
             lines.append(file.readline())
+    *first_row, second_row = lines
     try:
-        has_lines = lines[-1] and isinstance(parse_json(b"".join(lines[:-1])), dict)
+        is_json_lines = second_row != b"" and isinstance(parse_json(b"".join(first_row)), dict)
     except ValueError:
-        has_lines = False
-    if has_lines:
+        is_json_lines = False
+    if is_json_lines:
         yield from numbered(path, chain(lines, file))
         return
-    rows = parse_json(b"".join([*lines, file.read()]))
-    if isinstance(rows, dict):
-        arrays = [key for key, value in rows.items() if isinstance(value, list)]
-        held = rows[arrays[0]] if len(arrays) == 1 and arrays[0] not in CHATS else None
-        is_table = held is not None and (len(rows) == 1 or all(isinstance(r, dict) for r in held))
-        rows = held if is_table else [rows]
+
+    content = parse_json(b"".join([*lines, file.read()]))
+    rows = content
+    if isinstance(content, dict):
+        rows = [content]
+        arrays = [key for key, value in content.items() if isinstance(value, list)]
+        if len(arrays) == 1 and arrays[0] not in CHATS:
+            array = content[arrays[0]]
+            holds_rows = array and all(isinstance(item, dict) for item in array)
+            if len(content) == 1 or holds_rows:
+                rows = array
     if not isinstance(rows, list):
         raise ValueError(f"a {type(rows).__name__}, not an array of objects")
     for number, row in enumerate(rows, 1):
@@ -293,13 +297,16 @@ def shape_of_table(path, field):
     wanted = field or "text"
     if is_chat(first.get(wanted)):
         return "chat", wanted
-    answers = [("chat", column) for column in CHATS if is_chat(first.get(column)) and not field]
+    chats = [column for column in CHATS if is_chat(first.get(column))]
+    answers = None  # (kind, column) of the answers in the table; a --field is never about them
     if not field and first.keys() >= {"chosen", "rejected"}:
-        answers.insert(0, ("preferences", None))
+        answers = "preferences", None
+    elif not field and chats:
+        answers = "chat", chats[0]
     elif not field and first.keys() >= {"prompt", "answer"}:
-        answers.append(("pairs", None))
+        answers = "pairs", None
     if answers and first.get(wanted) is None:
-        return answers[0]
+        return answers
     if wanted in first:
         if first[wanted] is not None:
             text_of(first, wanted, path, "choose a --field")

@@ -32,8 +32,8 @@ def measure(train, val, vocab_size):
     if len(val) < ORDERS:
         return None
     most = min(len(train), COUNTED)
-    shrinkings = int(2 * math.log2(max(most / FEWEST, 1)))  # each divides the amount by sqrt(2)
-    amounts = [int(most / 2 ** (k / 2)) for k in range(shrinkings, -1, -1)]
+    steps_down = int(2 * math.log2(max(most / FEWEST, 1)))  # each divides the amount by sqrt(2)
+    amounts = [int(most / 2 ** (k / 2)) for k in range(steps_down, -1, -1)]
     losses = losses_of(train[: amounts[-1]], val[:SCORED], vocab_size, amounts)
     return {"tokens": amounts, "losses": losses.round(5).tolist()}
 
@@ -46,25 +46,29 @@ def losses_of(train, val, vocab_size, amounts):
     and a token."""
     tokens = np.concatenate([train, val]).astype(np.int64)  # (T,)
     scored = len(train) + ORDERS - 1  # the first position that is scored
-    grams = np.zeros(len(tokens) + 1, np.int64)  # the gram of order 0 before each position
-    below = np.full((len(amounts), len(tokens) - scored), 1 / vocab_size)  # P(w|h')
+    grams = np.zeros(len(tokens) + 1, np.int64)  # of order 0: before each position, and at the end
+    p = np.full((len(amounts), len(tokens) - scored), 1 / vocab_size)  # of the scored tokens
     losses = []
     for order in range(1, ORDERS + 1):
-        contexts = grams[:-1]  # (T - order + 1,), like grams: of positions order - 1, order, ...
+        # grams[i] will be of the tokens i to i + order - 1, and contexts[i] of all but the last.
+        contexts = grams[:-1]  # (T - order + 1,)
         n_contexts = contexts.max() + 1
         codes = contexts * vocab_size + tokens[order - 1 :]
-        known, grams = np.unique(codes, return_inverse=True)
-        parents = known // vocab_size
-        gram = grams[scored - order + 1 :]
-        context = contexts[scored - order + 1 :]
-        for row, amount in zip(below, amounts, strict=True):
+        unique_codes, grams = np.unique(codes, return_inverse=True)
+        context_of = unique_codes // vocab_size  # each gram's
+        scored_grams = grams[scored - order + 1 :]
+        scored_contexts = contexts[scored - order + 1 :]
+        for row, amount in zip(p, amounts, strict=True):
             inside = max(0, amount - order + 1)  # the grams that lie in the amount
-            after = np.bincount(contexts[:inside], minlength=n_contexts)[context]  # c(h)
-            seen = np.bincount(grams[:inside], minlength=len(known))
-            types = np.bincount(parents[seen > 0], minlength=n_contexts)[context]  # t(h)
-            total = np.maximum(after + types, 1)  # no 0/0 where h was not seen
-            row[:] = np.where(after, (seen[gram] + types * row) / total, row)
-        losses.append(-np.log(below).mean(1))
+            gram_counts = np.bincount(grams[:inside], minlength=len(unique_codes))
+            context_counts = np.bincount(contexts[:inside], minlength=n_contexts)
+            followers = np.bincount(context_of[gram_counts > 0], minlength=n_contexts)
+            c_hw = gram_counts[scored_grams]
+            c_h = context_counts[scored_contexts]
+            t_h = followers[scored_contexts]
+            total = np.maximum(c_h + t_h, 1)  # no 0/0 where h was not seen
+            row[:] = np.where(c_h, (c_hw + t_h * row) / total, row)  # row was P(w|h')
+        losses.append(-np.log(p).mean(1))
     return np.stack(losses, 1)
 
 
@@ -75,9 +79,11 @@ def losses_at(stored, tokens, block_size):
     log(tokens), beyond them constant: epochs repeat the text."""
     at = np.log(max(tokens, 1))
     amounts = np.log(stored["tokens"])
-    full = np.array([np.interp(at, amounts, column) for column in np.transpose(stored["losses"])])
-    orders = np.minimum(np.arange(2, block_size + 2)[:, None], np.arange(1, len(full) + 1))
-    return full[orders - 1].mean(0)
+    columns = np.transpose(stored["losses"])  # (ORDERS, amounts)
+    losses = np.array([np.interp(at, amounts, column) for column in columns])  # in full context
+    orders = np.arange(1, len(losses) + 1)  # n
+    positions = np.arange(1, block_size + 1)[:, None]  # j
+    return losses[np.minimum(orders, positions + 1) - 1].mean(0)
 
 
 def yardsticks(stored, tokens, block_size):

@@ -104,8 +104,8 @@ class Pairs(Split):
 
     def eval_batches(self, batch_size, limit=None):
         """Yield what `rows` gives of eval_pairs, batch_size rows each, so that each token of an
-        answer that is within block_size is a target exactly once. Rows after the last pair are
-        y = -1, and all else 0."""
+        answer that is within block_size is a target exactly once. The rows after the last pair
+        are filled up: y is -1, and all else is 0."""
         chosen = self.eval_pairs(limit)
         for first in range(0, len(chosen), batch_size):
             x, y, *others = self.rows(chosen[first : first + batch_size])

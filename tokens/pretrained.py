@@ -68,22 +68,23 @@ class ModelTokenizer(Tokenizer):
         is_mark = np.isin(ids, self.marks)
         if not is_mark.any():
             return ids
-        # Models such as Unigram find a special token's name in a text, if it is not cut there.
+        # Models such as Unigram find a special token's name in a text. So each such name is cut
+        # after its first character, and the parts are encoded by themselves.
         names = [self.library.id_to_token(i) for i in self.marks]
-        places = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names]
-        first, *rest = re.split("|".join(places), text)
-        if not rest:
+        cuts = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names]
+        first_part, *other_parts = re.split("|".join(cuts), text)
+        if not other_parts:  # no name stands in the text as it is
             return ids[~is_mark]
-        return np.concatenate([self.encode(first), *map(self.encode_rest, rest)])
+        return np.concatenate([self.encode(first_part), *map(self.encode_rest, other_parts)])
 
     def encode_rest(self, text):
         """encode, without the blank that many tokenizers put before a text."""
-        tried = ["\n", "a"] if text[:1].isspace() else ["\n"]  # two line ends may be one token
-        for before in tried:
-            first = self.encode(before)
-            ids = self.encode(before + text)
-            if len(first) and np.array_equal(ids[: len(first)], first):
-                return ids[len(first) :]
+        prefixes = ["\n", "a"] if text[:1].isspace() else ["\n"]  # two line ends may be one token
+        for prefix in prefixes:
+            prefix_ids = self.encode(prefix)
+            ids = self.encode(prefix + text)
+            if len(prefix_ids) and np.array_equal(ids[: len(prefix_ids)], prefix_ids):
+                return ids[len(prefix_ids) :]
         return self.encode(text)
 
     def cut(self, text):

@@ -124,15 +124,16 @@ def replaced(folder):
     place of `folder` at the end, or is removed if anything is raised. Raises Failure if the disk is
     full, and after a signal, with the exit status 128 + its number."""
     with StopSignals() as stops:
-        fix = "run the same command again"
+        complete = False
         try:
             with only_process(folder):
                 yield from replacing(folder, stops)
-                fix = "the dataset is complete"
+                complete = True
         except BaseException:  # KeyboardInterrupt, or what a library makes of it
             if stops.number is None:
                 raise
         if stops.number is not None:
+            fix = "the dataset is complete" if complete else "run the same command again"
             stopped = Failure(f"stopped by {signal.Signals(stops.number).name}", folder, fix)
             stopped.status = 128 + stops.number
             raise stopped

@@ -333,19 +333,20 @@ def encode_batches(tokenizer, texts, documents, in_pairs=False):
     encode_first = tokenizer.prompt if in_pairs else tokenizer.encode
 
     def encode(batch):
+        """[(ids, number of bytes)] of a batch, [(text, whether another text precedes it)]."""
         results = []
         for text, is_rest in batch:
             ids = tokenizer.encode_rest(text) if is_rest else encode_first(text)
             results.append((ids, len(text.encode())))
         return results
 
-    if documents:
-        parts = groups((text, in_pairs and n % 2 == 1) for n, text in enumerate(texts))
+    if documents:  # each stands alone, but an answer follows its prompt
+        batches = groups((text, in_pairs and n % 2 == 1) for n, text in enumerate(texts))
     else:
-        parts = ([(text, n > 0)] for n, text in enumerate(pieces(texts, tokenizer.cut)))
+        batches = ([(text, n > 0)] for n, text in enumerate(pieces(texts, tokenizer.cut)))
     cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
-        while waiting := [*islice(parts, 2 * cores)]:
+        while waiting := [*islice(batches, 2 * cores)]:
             for results in pool.map(encode, waiting):
                 yield from results
 

@@ -310,7 +310,7 @@ def write_corpus(corpus, make_tokenizer, folder):
     else:
         split = partial(by_position, corpus, facts.characters)
 
-    def texts():  # in train with any test split: the true one is known only with the tokenizer
+    def texts():  # what is in train however large the test split becomes
         train = (text for name, text in split(MOST) if name == "train")
         return tqdm(train, "reading train", unit=" pieces", **BAR)
 

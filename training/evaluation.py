@@ -13,7 +13,7 @@ def batch_sums(values, counts):
     sum of each: right targets and right rows.
 
     values: the mean loss () of each batch, or the (3,) that a loss gives `measured`. counts: the
-    `counts` of each batch, or zeros if another rank has scored it; then its sums are 0."""
+    `counts` of each batch, or zeros if another rank has scored it; then it adds nothing."""
     values = torch.stack(values).cpu().double().reshape(len(counts), -1)  # (n, 1 or 3)
     counts = torch.tensor(counts).double()  # (n, 2): targets, rows
     sums = torch.cat([values[:, :1] * counts[:, :1], counts, values[:, 1:]], 1)
@@ -30,10 +30,11 @@ def measures(sums, names, prefix="val"):
     """{"val_" + name: share} of the measures beside the loss, from `batch_sums`. names: of the
     split's measures, none for running text."""
     _, targets, rows, *totals = sums.sum(0).tolist()
-    found = {}
-    for name, total, count in zip(names, totals, (targets, rows), strict=False):
-        found[f"{prefix}_{name}"] = total / count
-    return found
+    counts = (targets, rows)  # the first measure is a share of targets, the second of rows
+    shares = {}
+    for name, total, count in zip(names, totals, counts, strict=False):  # none for running text
+        shares[f"{prefix}_{name}"] = total / count
+    return shares
 
 
 def split_in_half(sums):

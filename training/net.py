@@ -137,7 +137,7 @@ def recompute_blocks(model, runtime):
     """Let each block keep its input alone and compute the rest again in the backward pass (Chen et
     al. 2016, arXiv:1604.06174)."""
     if runtime.compile:
-        # Or torch does not compile a block that leaves something for later ones (value_residual).
+        # Without it torch compiles no block that keeps something for later ones (value_residual).
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in model.blocks:
         block.forward = recomputed(block.forward, runtime)

@@ -14,7 +14,6 @@ from pathlib import Path
 from common import files
 from common.errors import Failure, UserError, one_line, printable
 from parts import moe
-from tokens.data import BITS_OF
 from weights import checkpoint
 
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
@@ -248,16 +247,6 @@ def read_log(path, last_step=None):
     return [row for row in rows if row["step"] <= last_step]
 
 
-def leave_old_bits_blank(run, rows):
-    """Blank the bits per byte in rows of old versions, which counted end tokens as text."""
-    state = run.state
-    if state.get("bits_of") != BITS_OF and run.data.tokenizer.stops:
-        state["best_bits_per_byte"] = None
-        for row in rows:
-            row |= dict.fromkeys(row.keys() & {"bits_per_byte", "val_bits_per_byte"})
-    state["bits_of"] = BITS_OF
-
-
 # ---------------------------------------------------------------- the curves
 
 
@@ -375,17 +364,16 @@ class LogFile:
         self.rows = []
         if run.saved is not None:
             self.rows = read_log(out_dir / "log.jsonl", run.step)
-            leave_old_bits_blank(run, self.rows)
         self.file = self.rewritten(out_dir / "log.jsonl")
 
         self.loggers = {}
-        for name in {*run.config.log.split(",")} - {"none"}:
+        for name in sorted({*run.config.log.split(",")} - {"none"}):
             logger = attempt(name, LOGGERS[name], run.saved_config, run.state, self.rows)
             if logger:
                 self.loggers[name] = logger
 
     def rewritten(self, path):
-        """Write config.json and all rows of log.jsonl. Returns that, open to append the next."""
+        """Write config.json and all rows of log.jsonl. Returns log.jsonl, open for the next row."""
         files.write(path.with_name("config.json"), json.dumps(self.run.saved_config, indent=1))
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         return open(path, "a", encoding="utf-8", opener=files.no_link)  # noqa: SIM115

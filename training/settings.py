@@ -126,7 +126,7 @@ LAST_WITH_CIPHER = "5aa2740"
 # Keys whose `auto` is resolved when a run starts. The choice is stored and kept on resuming.
 RESOLVED = ("device", "dtype", "compile")
 # Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
-# one because the folder may have been moved.)
+# among them because the folder may have been moved.)
 ONE_START = ("versions", "overwrite", "eval_only", "split", "out_dir", "allow_data_change")
 # Keys of the state that evaluations set. They are cleared when other tokens are evaluated.
 EVALUATED = ("best_val_loss", "best_bits_per_byte", "best_step", "evaluated")
@@ -327,15 +327,18 @@ def resume_values(stored, given, folder, own=()):
     now = keep_device(stored, given) | given
     now |= asdict(configure(now))
 
-    changed = changes(stored, now)
-    for key, value in stored.items():
-        same_kind = key == "device" and now[key].split(":")[0] == value.split(":")[0]
-        if now[key] != value and not same_kind:
-            changed[key] = f"{key} {value} -> {now[key]}"
-    fixed = (MODEL_KEYS | {"match"}) - {"arch", *DROPOUTS}  # arch only names the parts
-    architecture = [text for key, text in changed.items() if key in fixed]
-    if architecture:
-        what = f"the given architecture is not the stored one: {', '.join(architecture)}"
+    changed = changes(stored, now)  # {key: "key old -> new"}
+    for key, old in stored.items():
+        new = now[key]
+        is_other = new != old
+        if key == "device":  # cuda:1 computes the same as cuda:0
+            is_other = new.split(":")[0] != old.split(":")[0]
+        if is_other:
+            changed[key] = f"{key} {old} -> {new}"
+    of_architecture = (MODEL_KEYS | {"match"}) - {"arch", *DROPOUTS}  # arch only names the parts
+    forbidden = [text for key, text in changed.items() if key in of_architecture]
+    if forbidden:
+        what = f"the given architecture is not the stored one: {', '.join(forbidden)}"
         fix = "give only --init_from=resume and --out_dir: a config file may set these keys"
         raise UserError(what, folder, fix)
     check_optimizer_fits(stored, now)

@@ -266,11 +266,11 @@ def closing_prompt(split, tokenizer):
     newline = "" if tokenizer.marks else tokenizer.decode([tokenizer.end])
     if not isinstance(split, Pairs):
         return newline, ""
-    answer = split.answers[0]
-    ids = split.tokens[split.starts[0] : answer].tolist()
+    answer_start = split.answers[0]
+    ids = split.tokens[split.starts[0] : answer_start].tolist()
     prompt = [i for i in ids if i not in tokenizer.marks]
-    known = tokenizer.decode(split.tokens[answer : split.ends[0] - 1].tolist())
-    print(f"a prompt that it has not seen, whose answer in the data is {known!r}:")
+    answer = tokenizer.decode(split.tokens[answer_start : split.ends[0] - 1].tolist())
+    print(f"a prompt that it has not seen, whose answer in the data is {answer!r}:")
     return tokenizer.decode(prompt), newline
 
 
@@ -293,8 +293,8 @@ def print_next_commands(folder, config, given, program):
 @contextmanager
 def explained(run, save=None):
     """Turn an expected kind of error into a Failure of one line. With save(run), a single process
-    saves its steps, whatever the error, and a loss that is not finite leaves a note in the run
-    folder, which a sweep counts as a result."""
+    saves its steps, unless the error came in the middle of one; a loss that is not finite leaves a
+    note in the run folder instead, which a sweep counts as a result."""
     try:
         yield
     except Exception as error:

@@ -89,7 +89,7 @@ def steps(out_dir):
 
 
 def best_of(out_dir):
-    """The step of the best checkpoint, or None. state.json of the newest one is asked before the
+    """The step of the best checkpoint, or None. state.json of the newest one is read before the
     file `best`: a kill may have come before that file was written."""
     try:
         present = checkpoints(out_dir)
@@ -257,10 +257,11 @@ def flaw(folder):
             return what, folder / "checksums.json"
         if not (folder / MOMENTS).exists():  # the weights alone can be sampled
             sums.pop(MOMENTS, None)
-        for name, expected in (dict.fromkeys(required) | sums).items():
+        expected = dict.fromkeys(required) | sums  # None, so a flaw, for one that sums lacks
+        for name, sha256 in expected.items():
             actual = files.sha256_of(folder / name)
-            if actual != expected:
-                what = f"sha256 {actual[:12]}, not {str(expected)[:12]}"
+            if actual != sha256:
+                what = f"sha256 {actual[:12]}, not {str(sha256)[:12]}"
                 return f"the checkpoint is corrupt: {what}", folder / name
     except PermissionError as error:
         what = f"cannot read the checkpoint: {error.strerror}"
@@ -291,8 +292,9 @@ def read(folder):
         fix = "start again" if good is None else f"go back to step {good}: remove this folder"
         raise UserError(*wrong, fix)
 
-    names = ("state", "config", "tokenizer")
-    state, config, tokenizer = (files.read_json(folder / f"{name}.json", FOREIGN) for name in names)
+    state = files.read_json(folder / "state.json", FOREIGN)
+    config = files.read_json(folder / "config.json", FOREIGN)
+    tokenizer = files.read_json(folder / "tokenizer.json", FOREIGN)
     checks.check_state(state, folder / "state.json")
     config = with_todays_keys(config)
     checks.check_config(config, folder / "config.json")

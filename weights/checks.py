@@ -110,7 +110,7 @@ def check_state(state, path):
     missing = [key for key in kinds if key not in state and not hasattr(State, key)]
     if missing:
         raise UserError(f"an entry is missing: {', '.join(missing)}", path, FOREIGN)
-    for key in kinds.keys() & state.keys():
+    for key in sorted(kinds.keys() & state.keys()):
         check(key, state[key], kinds[key], path, FOREIGN)
 
 
@@ -126,7 +126,7 @@ def check_config(config, path):
     kinds = keys(*(config_class for config_class, _ in CORNERS.values()), VariantConfig)
     kinds |= {"model": Literal[*CORNERS], "arch": Literal[*ARCH] | None}
     try:
-        for key in kinds.keys() & {*config, "model"}:
+        for key in sorted(kinds.keys() & {*config, "model"}):
             check(key, config.get(key), kinds[key], path)
         configure(config)
     except UserError as error:

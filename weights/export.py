@@ -95,7 +95,7 @@ def their_config(kind, v):
 def describe_scaling(v):
     """Their rope_scaling for our values v. Newer versions of transformers accept this form, too."""
     scaling = {"rope_type": v["rope_scaling"]}
-    for number in ROPE_READS[v["rope_scaling"]]:
+    for number in sorted(ROPE_READS[v["rope_scaling"]]):
         scaling[ROPE_NUMBERS[number]] = v[number]
     if v["rope_scaling"] == "llama3":
         scaling["low_freq_factor"] = 1.0

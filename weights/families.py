@@ -53,7 +53,7 @@ def head_width(c):
 
 
 def even_part(c):
-    """The part of a head that rope turns, if it is an even number of features. With an odd number
+    """Their rotary_pct, if it turns an even number of a head's features, else 1: with an odd number
     their model computes another function than ours."""
     return c["rotary_pct"] if int(head_width(c) * c["rotary_pct"]) % 2 == 0 else 1
 
@@ -219,10 +219,13 @@ QK_NORM = [layer("self_attn.q_norm", "attn.q_norm"), layer("self_attn.k_norm", "
 
 
 def full_layers(c):
-    """The layer_types of a model without windows."""
+    """The layer_types of a model without windows: theirs, if none of them is a window."""
     kinds = c.get("layer_types")
-    full = kinds is None or isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds)
-    return kinds if full else "full_attention in each layer"
+    if kinds is None:
+        return None
+    if isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds):
+        return kinds
+    return "full_attention in each layer"  # theirs differs from it, and the message shows it
 
 
 # A sliding_window counts with use_sliding_window only.

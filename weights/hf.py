@@ -62,15 +62,18 @@ def understand(config, where):
     given = flat(family, config, where)
     c = family.absent | given
     values = dict(family.slots)
-    rope = f"{'rope_scaling' if config.get('rope_scaling') else 'rope_parameters'} of {where}"
+    rope_key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = f"{rope_key} of {where}"
     for ours, key in family.keys.items():
         place = rope if key.name in IN_ROPE else where
         value = typed(c, key, place)
-        c[key.name] = value
+        c[key.name] = value  # with the defaults, which the functions in `fixed` below read
         if key.words:
-            words = {theirs: word for word, group in key.words.items() for theirs in group}
-            check_expressible(c, key.name, tuple(words), place)
-            value = words[value]
+            our_words = {}  # {their word: ours}
+            for our_word, their_words in key.words.items():
+                our_words |= dict.fromkeys(their_words, our_word)
+            check_expressible(c, key.name, tuple(our_words), place)
+            value = our_words[value]
         values[ours] = DEFAULTS[ours] if value is None else value
     for key, fitting in (family.fixed | {"quantization_config": None}).items():
         if callable(fitting):
@@ -144,16 +147,17 @@ def simplest(values):
     """(word, values) for configure: the values of a readable model if it has all the parts."""
     word = "gpt2" if values["norm"] == "layernorm" else "llama"
     config_class, _ = CORNERS[word]
-    own = {field.name for field in fields(config_class)}
-    usual = DEFAULTS | ARCH[word]
-    usual["mlp_width"] = 4 * values["n_embd"]
+    readable_keys = {field.name for field in fields(config_class)}
+    built_in = DEFAULTS | ARCH[word]  # what the readable model has for the other keys
+    built_in["mlp_width"] = 4 * values["n_embd"]
     if word == "llama":
-        usual["mlp_width"] = values["mlp_width"]  # its multiplier gives it any width
-    if any(usual[key] != value for key, value in values.items() if key not in own):
+        built_in["mlp_width"] = values["mlp_width"]  # its multiplier gives it any width
+    others = [key for key in values if key not in readable_keys]
+    if any(values[key] != built_in[key] for key in others):
         unread = without_effect(values)
         return word, {key: value for key, value in values.items() if key not in unread}
 
-    kept = {key: value for key, value in values.items() if key in own}
+    kept = {key: value for key, value in values.items() if key in readable_keys}
     if word == "gpt2":
         return word, kept | {"bias": values["bias"] == "all"}
     return word, kept | llama_width(values["mlp_width"], values["n_embd"])

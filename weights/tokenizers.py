@@ -28,9 +28,10 @@ def merges(ranks):
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
             pair_ranks = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
-            i = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
-            if pair_ranks[i] >= rank:
+            lowest = min(pair_ranks)
+            if lowest >= rank:
                 break  # a special token among the ranks: no merge makes it
+            i = pair_ranks.index(lowest)  # the first of them
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         if len(parts) == 2:
             pairs.append(tuple(parts))
@@ -85,8 +86,8 @@ ENDS = (END, "</s>", "<|end_of_text|>", "<eos>")  # where no file names one
 def read_marks(folder, library):
     """What the files beside a tokenizer.json tell about its library's tokenizer: {"bos": the id
     before each text or None, "stops": [ids that end a text, first that of a document], "chat": see
-    ModelTokenizer}. Only the named eos_token and added tokens count, since a config.json may be of
-    another vocabulary."""
+    ModelTokenizer}. Only ids of the eos_token and of added tokens count, since a
+    config.json may be of another vocabulary."""
     about = read_if_there(folder / "tokenizer_config.json")
     configs = [
         read_if_there(folder / "generation_config.json"),

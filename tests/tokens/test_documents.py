@@ -168,6 +168,11 @@ def test_json_is_read_as_rows_whatever_its_form(content):
     assert texts_in("a.json") == ["one", "two"] and open_input("a.json").documents
 
 
+def test_an_object_with_an_empty_array_is_one_row():
+    write("a.json", '{"text": "one", "tags": []}')
+    assert texts_in("a.json") == ["one"]
+
+
 @pytest.mark.parametrize(
     "content",
     [

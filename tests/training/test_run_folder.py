@@ -181,25 +181,6 @@ def test_a_log_that_finds_the_disk_full(tmp_path, monkeypatch):
     assert run_folder.read_log(tmp_path / "log.jsonl") == [{"step": 1, "loss": 1.0}]
 
 
-@pytest.mark.parametrize("stops, kept", [((7,), [None, 1.0]), ((), [3.0, 1.0])])
-def test_a_resumed_run_leaves_bits_blank_that_count_end_tokens(tmp_path, stops, kept):
-    """The losses stay, and so do bits of tokens without an end."""
-    rows = [{"step": 1, "val_loss": 2.0, "bits_per_byte": 3.0}]
-    (tmp_path / "log.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    run = new_run(TrainConfig(out_dir=str(tmp_path)))
-    run.data.tokenizer = SimpleNamespace(stops=stops)
-    run.saved = run.step = 1
-    run.state = {"best_bits_per_byte": 3.0}
-    run_folder.LogFile(run).close()
-    assert run.state == {"best_bits_per_byte": kept[0], "bits_of": "text"}
-    log = run_folder.LogFile(run)
-    log.keep({"step": 2, "val_loss": 1.0, "bits_per_byte": 1.0})
-    log.close()
-    stored = run_folder.read_log(tmp_path / "log.jsonl")
-    assert [row["bits_per_byte"] for row in stored] == kept
-    assert [row["val_loss"] for row in stored] == [2.0, 1.0]
-
-
 def test_drawing_warns_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     log = RunLog(new_run(TrainConfig(out_dir=str(tmp_path))))
