@@ -5,7 +5,7 @@ Fill in the numbers and the pictures of docs/gpt2_to_llama.md, and README's tabl
     python bench/answer.py       # writes bench/results/answer/worths.csv from the rows
     jupyter execute --inplace docs/gpt2_to_llama.ipynb
 
-In both, this script writes what stands between <!--NAME--> and <!--/-->, from the page of the
+In both pages, this script writes what stands between <!--NAME--> and <!--/-->, from the page of the
 answer and worths.csv beside it. The pictures are the outputs of the notebook's cells whose ids
 begin with "picture-".
 """

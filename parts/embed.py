@@ -68,12 +68,12 @@ class NGram(Token):
         nn.init.zeros_(self.tables)
 
     def forward(self, x, idx, cache=None):
-        rows = F.embedding(self.places(idx, cache), self.tables)  # (B, T, N - 1, W)
-        kept = self.dropout(rows.new_ones(*rows.shape[:-1], 1))  # whole rows are dropped
-        rows = kept * rows
+        vectors = F.embedding(self.places(idx, cache), self.tables)  # (B, T, N - 1, W)
+        kept = self.dropout(vectors.new_ones(*vectors.shape[:-1], 1))  # whole rows are dropped
+        vectors = kept * vectors
         if self.up is None:
-            return x + rows.sum(2)
-        return x + self.up(rows.flatten(2))
+            return x + vectors.sum(2)
+        return x + self.up(vectors.flatten(2))
 
     def places(self, idx, cache=None):
         """The place in `tables` of each n-gram that ends at a token of idx (B, T), (B, T, N - 1).

@@ -57,8 +57,8 @@ def blocked(attention, q, k, v, where):
     q = in_blocks(q, block)  # (B, n, H, block, D)
     k = in_blocks(k, block)  # (B, n, K, block, D)
     v = in_blocks(v, block)
-    # The same positions serve for every block: what it sees depends on distances alone.
-    both = torch.arange(2 * block, device=q.device)[None]  # (1, 2 block) of the block before, too
+    # The same positions serve for every block, since each begins at a multiple of `block`.
+    both = torch.arange(2 * block, device=q.device)[None]  # (1, 2 block), with the block before
     this = both[:, block:]
     if attention.group:
         y = attention.attend(

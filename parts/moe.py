@@ -141,11 +141,12 @@ class MoE(FeedForward):
             return y if biases is None else y + biases[expert].type_as(y)
 
         rows = tokens[token]  # (N k, C)
-        gate = mapped(rows, self.gate, self.gate_bias)  # (N k, W)
-        up = mapped(rows, self.up, self.up_bias)  # (N k, W)
-        rows = mapped(self.act(gate, up), self.down, self.down_bias)  # (N k, C)
-        outputs = rows[order.argsort()].view(*shares.shape, -1)  # (N, k, C), token by token
-        y = (outputs * shares[..., None]).sum(1).to(outputs.dtype).view_as(x)
+        rows = self.act(  # (N k, W)
+            mapped(rows, self.gate, self.gate_bias), mapped(rows, self.up, self.up_bias)
+        )
+        rows = mapped(rows, self.down, self.down_bias)  # (N k, C)
+        y = rows[order.argsort()].view(*shares.shape, -1)  # (N, k, C), token by token
+        y = (y * shares[..., None]).sum(1).to(y.dtype).view_as(x)
         if self.shared is not None:
             share = 1 if self.shared_gate is None else self.shared_gate(x).sigmoid()  # (B, T, 1)
             y = y + share * self.shared(x)

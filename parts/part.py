@@ -26,7 +26,7 @@ class Part(nn.Module):
     - reset(): gives its own parameters their initial values; its linear maps set theirs
     - flops(T), held(T), unused(): its costs, not counting its linear maps and short convolutions
 
-    What a slot asks of its parts besides stands in the first class of its file: Norm,
+    What else a slot asks of its parts stands in the first class of its file: Norm,
     Token (the slot embed), Position, Block, Plain (the slot residual), FeedForward, Extra, and
     Mixer below.
     """

@@ -88,8 +88,8 @@ class Connection(Part):
 
     def read(self, x):
         """x (B, T, n, C) -> the input of F (B, T, C), A^T x (B, T, n, C) and b (B, T, n, 1)."""
-        by_token = torch.tanh(F.linear(F.rms_norm(x, x.shape[-1:]), self.by_token))
-        token_mix, token_write = by_token.split((self.n + 1, 1), -1)
+        decided = torch.tanh(F.linear(F.rms_norm(x, x.shape[-1:]), self.by_token))
+        token_mix, token_write = decided.split((self.n + 1, 1), -1)
         # a and A but for their constants (B, T, n, n + 1), and b (B, T, n, 1)
         mix = self.mix.view(self.n, -1) + self.strength[0] * token_mix
         write = 1 + self.write[:, None] + self.strength[1] * token_write
@@ -187,9 +187,9 @@ class ConstrainedConnection(Part):
         n = self.n
         flat = x.flatten(-2)  # (B, T, n C)
         rms = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / flat.size(-1) ** 0.5
-        by_token = F.linear(flat, self.by_token) / rms.clamp(min=1e-6)  # W norm(X)
-        by_token = by_token.movedim(-1, 0)  # (n (n + 2), B, T): Sinkhorn is fastest that way round
-        token_a, token_b, token_A = by_token.split((n, n, n * n))
+        decided = F.linear(flat, self.by_token) / rms.clamp(min=1e-6)  # W norm(X)
+        decided = decided.movedim(-1, 0)  # (n (n + 2), B, T): Sinkhorn is fastest that way round
+        token_a, token_b, token_A = decided.split((n, n, n * n))
         fixed_a, fixed_b, fixed_A = self.fixed[:, None, None].split((n, n, n * n))
         a = torch.sigmoid(self.strength[0] * token_a + fixed_a)  # (n, B, T)
         b = 2 * torch.sigmoid(self.strength[1] * token_b + fixed_b)  # (n, B, T)

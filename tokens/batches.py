@@ -128,9 +128,9 @@ class Text(Split):
         fill (None or 0: all), evenly spread, since Shakespeare's first 8,192 characters of
         validation cost 0.11 nats less than the whole."""
         n_tokens = len(self.tokens)
-        targets = min(limit or n_tokens, n_tokens) - 1  # the first token is none
+        targets = min(limit or n_tokens, n_tokens) - 1  # the first token is no target
         count = (targets + self.block_size - 1) // self.block_size  # rounded up
-        all_windows = (n_tokens - 1 + self.block_size - 1) // self.block_size  # the same of all
+        all_windows = (n_tokens - 1 + self.block_size - 1) // self.block_size  # of the whole split
         chosen = np.arange(count) * all_windows // max(1, count)
         return chosen * self.block_size, targets
 

@@ -39,7 +39,7 @@ PACKED = (".gz", ".zst")
 CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
 ROWS_SEEN = 100  # rows that show which columns a file has
-HOLDS = {"file": "text", "chat": "pairs"}  # what a file holds whose kind is named otherwise
+HOLDS = {"file": "text", "chat": "pairs"}  # what a file holds where its kind has another name
 UNPACKED = dict.fromkeys((*PACKED, ".parquet"), 3)  # about how many times larger the text is
 
 
@@ -298,7 +298,7 @@ def shape_of_table(path, field):
     if is_chat(first.get(wanted)):
         return "chat", wanted
     chats = [column for column in CHATS if is_chat(first.get(column))]
-    answers = None  # (kind, column) of the answers in the table; a --field is never about them
+    answers = None  # (kind, column) of the answers in the table, without a --field
     if not field and first.keys() >= {"chosen", "rejected"}:
         answers = "preferences", None
     elif not field and chats:

@@ -61,11 +61,10 @@ def losses_of(train, val, vocab_size, amounts):
         for row, amount in zip(p, amounts, strict=True):
             inside = max(0, amount - order + 1)  # the grams that lie in the amount
             gram_counts = np.bincount(grams[:inside], minlength=len(unique_codes))
-            context_counts = np.bincount(contexts[:inside], minlength=n_contexts)
-            followers = np.bincount(context_of[gram_counts > 0], minlength=n_contexts)
             c_hw = gram_counts[scored_grams]
-            c_h = context_counts[scored_contexts]
-            t_h = followers[scored_contexts]
+            c_h = np.bincount(contexts[:inside], minlength=n_contexts)[scored_contexts]
+            followed = context_of[gram_counts > 0]  # once for each token that followed
+            t_h = np.bincount(followed, minlength=n_contexts)[scored_contexts]
             total = np.maximum(c_h + t_h, 1)  # no 0/0 where h was not seen
             row[:] = np.where(c_h, (c_hw + t_h * row) / total, row)  # row was P(w|h')
         losses.append(-np.log(p).mean(1))

@@ -257,7 +257,7 @@ def flaw(folder):
             return what, folder / "checksums.json"
         if not (folder / MOMENTS).exists():  # the weights alone can be sampled
             sums.pop(MOMENTS, None)
-        expected = dict.fromkeys(required) | sums  # None, so a flaw, for one that sums lacks
+        expected = dict.fromkeys(required) | sums  # None, so a flaw, for a file that sums lacks
         for name, sha256 in expected.items():
             actual = files.sha256_of(folder / name)
             if actual != sha256:

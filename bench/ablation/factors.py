@@ -21,7 +21,7 @@ def levels_of(measured, settings):
 
 def depends_on(worths, factors):
     """{part: {factor: its two levels, the better one first}} of the factors whose main effect on
-    the log worth of a part has a clear sign. worths: as effects.fit takes them. factors: {factor:
+    the log worth of a part is decided. worths: as effects.fit takes them. factors: {factor:
     {setting: level}}, or a pandas table with a row for each setting. Only factors of two levels are
     judged, and none of a part whose settings are too few to tell them apart."""
     found = {}

@@ -122,11 +122,7 @@ def lowest_to_highest(rows):
 def mean(rows):
     """The mean worth of some rows, of the logarithms: at least or at most so much where some lie
     beyond the end of a curve, and unknown where some lie beyond either end."""
-    if rows.empty:
+    ends = sorted(set(rows.beyond) - {0})
+    if rows.empty or len(ends) == 2:
         return DASH
-    some_below = (rows.beyond < 0).any()
-    some_above = (rows.beyond > 0).any()
-    if some_below and some_above:
-        return DASH
-    beyond = int(some_above) - int(some_below)
-    return marked({"beyond": beyond, "worth": math.exp(np.log(rows.worth).mean())})
+    return marked({"beyond": sum(ends), "worth": math.exp(np.log(rows.worth).mean())})

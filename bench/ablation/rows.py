@@ -102,15 +102,12 @@ def table(lines, plan, prices=()):
     runs = pd.DataFrame([row_of(line, plan) for line in lines], columns=COLUMNS).astype(KINDS)
     best_last = runs.status.map(STATUSES.index).sort_values(kind="stable").index
     runs = runs.loc[best_last].drop_duplicates([*RUN, "machine"], keep="last")
-
     apart = runs.current & runs.machine.isin(machines_apart(runs))
     runs.loc[apart, "left_out"] = "another machine, whose base differs or has fewer than two runs"
     runs["current"] &= ~apart
     counts = runs.current & (runs.status != "failed")
     counted_last = counts.sort_values(kind="stable").index
-    runs = runs.loc[counted_last].drop_duplicates(RUN, keep="last")
-    runs = runs.sort_values(RUN, kind="stable")
-
+    runs = runs.loc[counted_last].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
     arm_costs = table_of_costs(prices, plan)
     if len(arm_costs):
         arm_costs = arm_costs[arm_costs.machine == arm_costs.machine.iloc[0]]

@@ -42,7 +42,7 @@ class AblateConfig:
     design: Words(DESIGN, several=True) = ""  # what chooses the arms; several with commas
     arms: dict | None = None  # arms by hand: '{"alibi": {"position": "alibi"}}'
     also: dict | str | None = None  # further columns: {"small": dict(n_embd=64)}; --also=small
-    axis: str | None = None  # the slot whose words are all tried, in place of other designs
+    axis: str | None = None  # the slot whose words are all tried; replaces a design without axis
     match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share
     # the runs
     seeds: PositiveInt = 8  # runs to report for each arm
@@ -173,14 +173,13 @@ def at_column(values, name, typed):
 def resolve(values, typed):
     """(AblateConfig, {key of train.py: value}) of the values of a sweep."""
     values = shorten_warmup(values, typed)
-    # What chooses the arms on the command line replaces what chooses them in the config files.
     choice = typed.keys() & {"design", "axis", "arms"}
     if choice == {"arms"}:
-        values |= {"design": "arms", "axis": None}
+        values |= {"design": "arms", "axis": None}  # not the config file's design
     if choice == {"axis"}:
-        values |= {"design": "axis", "arms": None}
+        values |= {"design": "axis", "arms": None}  # not the config file's arms
     if "design" in choice and "axis" not in choice and "axis" not in typed["design"].split(","):
-        values |= {"axis": None}
+        values |= {"axis": None}  # not the config file's axis
     if "question" not in typed and typed.keys() & {"arms", "axis", "design", "dataset"}:
         values.pop("question", None)  # a config file's is about its own arms and text
     if "prompt" not in typed and "dataset" in typed:

@@ -257,9 +257,8 @@ def make_sweep(settings, arms, trainer=runs.TRAINER, elsewhere=False):
 
 def settle_arms(arms, settings, data, machine):
     """Give each arm its values on this machine, its match with the base, and the id of these."""
-    device_values = settle_machine(
-        machine, settings.base, {"vocab_size": data["vocab_size"]} | arms[BASE].values
-    )
+    values = {"vocab_size": data["vocab_size"]} | arms[BASE].values
+    device_values = settle_machine(machine, settings.base, values)
     threads = machine.threads if machine.device_kind == "cpu" else None
     for arm in arms.values():  # the base first
         arm.values |= device_values

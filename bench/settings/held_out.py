@@ -105,7 +105,7 @@ def main(argv):
     new = unpredicted(folder)
     if not new:
         least = effects.LEAST_SETTINGS
-        what = f"no part with {least} planned settings is left that has not run in the test"
+        what = f"every part of {least} planned settings is predicted or has run in the test"
         raise UserError(what, folder / PREDICTIONS, "measure the part in more settings first")
     files.write(folder / PREDICTIONS, json.dumps(read(folder) | new, indent=1) + "\n")
     print(f"added to {folder / PREDICTIONS}: {', '.join(new)}")

@@ -155,6 +155,12 @@ def read(argv, usage):
         raise UserError(f"cannot read {given.words[0]}", "command line", fix)
     typed = {key: value for key, value in given.typed.items() if key not in ("settings", "arms")}
     config = build(SettingsConfig, given.in_files | typed)
+    for key in ("settings", "arms"):
+        if isinstance(getattr(config, key), str):
+            fix = f"write a dictionary, or type --{key}=NAMES"
+            raise UserError("this key of a config file is a text", key, fix)
+    if not config.settings:
+        raise UserError("there are no settings", "settings", 'write settings = {"a": {...}}')
     settings = [Setting(name, values, False) for name, values in config.settings.items()]
     settings += [Setting(name, values, True) for name, values in (config.held_out or {}).items()]
     for setting in settings:
@@ -175,6 +181,8 @@ def read(argv, usage):
 def check_values(values, name):
     """Convert the values of a setting. Raises UserError for a key that train.py does not have, and
     for one of NEEDED that is missing."""
+    if not isinstance(values, dict):
+        raise UserError("its values are not a dict", f"setting {name}", "give keys of train.py")
     missing = [key for key in NEEDED if key not in values]
     if missing:
         raise UserError(f"no {', '.join(missing)}", f"setting {name}", "add them")
@@ -224,13 +232,15 @@ def parts_of(arms):
     """The parts that the key `arms` describes."""
     parts = []
     for name, changes in arms.items():
-        is_arm = isinstance(changes, dict) and not re.fullmatch(f"{BASE}( x.*)?", str(name))
+        if re.fullmatch(rf"{BASE}( x[\d.e+-]+)?", str(name)):
+            raise UserError("the base or its curve has this name", f"arms: {name}", "rename it")
+        is_arm = isinstance(changes, dict)
         if is_arm and not set(changes) <= {"put_in", "take_out", "only"}:
             changes = {"put_in": changes}
         if is_arm:
             is_arm = changes and all(isinstance(each, dict) for each in changes.values())
         if not is_arm:
             fix = 'write arms = {"RoPE": {"put_in": {...}, "take_out": {...}}}'
-            raise UserError("an arm is a name of its own and its changes", f"arms: {name!r}", fix)
+            raise UserError("an arm is a name and its changes", f"arms: {name!r}", fix)
         parts.append(Part(name, **changes))
     return parts

@@ -68,8 +68,8 @@ class Measured:
 
     @cached_property
     def stage(self):
-        """(the base's tokens over those at which it passes the trigrams; 1 where its curve ends and
-        the true number is larger, -1 where it is smaller, else 0), in an admitted setting."""
+        """In an admitted setting: (the base's tokens over those at which it passes the trigrams; 1
+        where its curve ends and the true number is larger, -1 where it is smaller, else 0)."""
         curve = Curve(self.curve_rows())
         trigrams = self.facts["admission"]["trigrams"]
         log_share, _, beyond = log_worth_at(curve, np.zeros(len(curve.grid)), trigrams, 0)

@@ -17,7 +17,7 @@ MEANS = {"Large": 0.3, "Small": 0.12, "None": 0.0, "Harm": -0.25}
 def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     for name in ("a", "b", "c"):
         write_setting(tmp_path, name, MEANS)
-    with pytest.raises(UserError, match="no part with 4 planned settings is left"):
+    with pytest.raises(UserError, match="every part of 4 planned settings"):
         held_out.main([str(tmp_path)])
     assert held_out.scored(tmp_path) == []
     for name in ("d", "e", "f"):
@@ -29,7 +29,7 @@ def test_the_test_is_predicted_before_it_runs_and_then_scored(tmp_path, capsys):
     assert content["Large"]["p_helps"] > 0.95
     assert content["Harm"]["p_helps"] < 0.05
     assert held_out.scored(tmp_path) == []  # nothing has run
-    with pytest.raises(UserError, match="no part with 4"):
+    with pytest.raises(UserError, match="every part of 4"):
         held_out.main([str(tmp_path)])
 
     write_setting(tmp_path, "h1", MEANS, test=True)

@@ -78,15 +78,18 @@ def test_the_command_line_narrows_the_plan(answer, tmp_path, monkeypatch):
         'arms={"RoPE": {"position": "alibi"}}': "choose a new name",
         'arms={"mine": {"put_in": {"conv": 4}, "only": {"modell": "gpt2"}}}': "choose others",
         "pass=1": "passes",
-        'arms={"base x2": {"conv": 4}}': "a name of its own",  # as the base at two times its tokens
+        'arms={"base x2": {"conv": 4}}': "its curve has this name",
         nested: "put_in",
     }
     for words, fix in wrong.items():
         with pytest.raises(UserError, match=fix):
             plans.read([ANSWER, f"--{words}"], "")
     wrong = {
+        'settings = {"a": 1}; arms = "RoPE"': "type --arms",
+        'settings = {"a": 1}': "setting a",
         'settings = {"a/b": {}}': "cannot name a folder",
         "settings = {1: {}}": "cannot name a folder",
+        "settings = {}": "no settings",
     }
     for line, fix in wrong.items():
         (tmp_path / "wrong.py").write_text(line)
