@@ -231,9 +231,9 @@ class LinearScaling(Scaling):
 
 class NTK(Scaling):
     """theta multiplied by s^(D/(D-2)), so that the slowest pair is stretched s times and the
-    fastest not at all."""
+    fastest not at all. Also in YaRN, section 3.1."""
 
-    paper = 'bloc97 2023, "NTK-aware scaled RoPE"; YaRN section 3.1'
+    paper = 'bloc97 2023, "NTK-aware scaled RoPE"'
 
     def __call__(self, exponent):
         D = 2 * len(exponent)
