@@ -17,8 +17,8 @@ from parts.variant import Variant, VariantConfig
 
 
 def shared_by(queries):
-    """n_kv_head, as a function of the sizes: so many query heads share one head of keys and values,
-    or fewer where `queries` does not divide n_head."""
+    """n_kv_head, as a function of the sizes: `queries` query heads share a head of keys and
+    values, or fewer where `queries` does not divide n_head."""
 
     def n_kv_head(sizes):
         group = queries

@@ -147,7 +147,7 @@ class Page:
 
         parts = self.parts_of_config()
         self.parts = [part for part in parts if part.effect or part.estimates]
-        self.unmeasured = [part.name for part in parts if part not in self.parts]
+        self.unmeasured = [part.name for part in parts if not (part.effect or part.estimates)]
         self.answers = sorted((part for part in self.parts if part.effect), key=order)
         self.rows = page_worths.table(self)
         for part in self.parts:
