@@ -88,17 +88,6 @@ def write(path, data):
         raise Failure(f"cannot write: {error.strerror}", path, remedy(error)) from error
 
 
-def check_picture(path, writers):
-    """Raise UserError unless `path` can take a PNG, over no file but one that `writers` drew."""
-    path = Path(path)
-    if path.suffix != ".png" or not path.parent.is_dir():
-        raise UserError("out must be a .png in a folder that exists", f"out={path}", "change it")
-    head = path.read_bytes()[:4096] if path.is_file() else b""
-    if os.path.lexists(path) and not any(writer.encode() in head for writer in writers):
-        fix = "move it away, or choose another name with --out=NAME.png"
-        raise UserError(f"this file was not written by {writers[0]}", f"out={path}", fix)
-
-
 def no_link(path, flags):
     """An opener for `open` that raises OSError for a symbolic link: one that came with a folder may
     lead to somebody else's file."""

@@ -26,7 +26,8 @@ import torch
 from torch.nn import functional as F
 
 from common.configurator import NonNegativeInt, PathName, build, load
-from common.files import check_picture, write
+from common.files import write
+from extras.pictures import check_picture
 from parts.attn_extra import Extra, ValueEmbed, ValueResidual
 from parts.part import ShortConv
 from sample import check_context, choose_device, open_weights
@@ -171,7 +172,7 @@ def main(argv):
     text, *others = read_prompts(config.start, config.prompts)
     if others:
         raise UserError("one prompt is drawn", f"prompts={config.prompts}", "give it with --start")
-    check_picture(settings.out, [WRITER])
+    check_picture(settings.out, WRITER)
     device, dtype = choose_device(config)
     model, tokenizer, what = open_weights(name, config.checkpoint, device)
     note(what)

@@ -33,15 +33,14 @@ from bench.ablation.tables import number
 from common import files
 from common.configurator import PathName, build, load
 from common.errors import UserError, printable, run
+from extras.pictures import check_picture
 from parts.architectures import configure, without_effect
 from parts.costs import parameters
-from tokens.data import BITS_OF
 from training.run_folder import read_log
 from training.settings import ONE_START, RENAMED
 from weights import checkpoint
 
 WRITER = "extras/compare.py"  # in our pictures: who drew them
-WRITERS = (WRITER, "bench/compare.py")  # the second: its earlier name
 NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", *RENAMED}
 AXES = {"step": "steps", "tokens": "training tokens", "seconds": "seconds of training steps"}
 MEASURES = {"val_loss": "validation loss, nats per token", "bits_per_byte": "bits per byte"}
@@ -86,9 +85,7 @@ def read_run(folder, name):
         samples = config["batch_size"] * config["gradient_accumulation_steps"]
         step_tokens = samples * config["block_size"]
         log = pd.DataFrame(read_log(folder / "log.jsonl"))
-        newest = checkpoint.find(folder)
-        state = files.read_json(newest / "state.json", fix)
-        data = state["data"]
+        data = files.read_json(checkpoint.find(folder) / "state.json", fix)["data"]
     except (UserError, KeyError, TypeError) as error:
         raise UserError(f"this run cannot be read: {error}", folder, fix) from None
 
@@ -99,9 +96,6 @@ def read_run(folder, name):
     evaluations["final"] = evaluations["whole_val_loss"].fillna(evaluations["val_loss"])
     last_step = 0 if log.empty else int(log["step"].max())
     remarks = []
-    if state.get("bits_of") != BITS_OF and has_end_tokens(newest):
-        evaluations["bits_per_byte"] = math.nan
-        remarks.append(f"{name} has no bits per byte: its log counts end tokens as text.")
     if (folder / "diverged.json").exists():
         remarks.append(f"{name} diverged after step {last_step:,}.")
     elif last_step < config["max_iters"]:
@@ -115,12 +109,6 @@ def read_run(folder, name):
         data=data,
         remarks=remarks,
     )
-
-
-def has_end_tokens(folder):
-    """Whether the tokenizer of a checkpoint has tokens that end a document."""
-    tokenizer = files.read_json(folder / "tokenizer.json", "train again")
-    return tokenizer.get("kind") not in ("char", "byte")
 
 
 def read_runs(folders):
@@ -230,7 +218,7 @@ def main(argv):
     config, folders = read(argv)
     runs, remarks = read_runs(folders)
     measure, sentences = measure_of(runs)
-    files.check_picture(config.out, WRITERS)
+    check_picture(config.out, WRITER)
     picture = io.BytesIO()
     figure_of(runs, measure).savefig(picture, format="png", dpi=110, metadata={"Software": WRITER})
     files.write(config.out, picture.getvalue())

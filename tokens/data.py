@@ -10,9 +10,6 @@ from tokens import token_files
 from tokens.batches import Text
 from tokens.pairs import Pairs
 
-# What the bytes in bits per byte are. Runs store it, since older ones counted end tokens too.
-BITS_OF = "text"
-
 
 class Dataset:
     """A dataset of a run. Its splits are opened when the model's block_size is known.

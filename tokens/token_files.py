@@ -210,16 +210,19 @@ def recover(folder):
     """Finish or undo what a killed call began. If the new dataset is not in place yet, restore the
     old one. If it is, move the user's other files into it. Then remove unfinished datasets, whose
     names only files.partial can have made."""
-    for old in sorted(files.leftovers(f"{folder}.old"), key=is_prepared, reverse=True):
+    datasets_first = sorted(files.leftovers(f"{folder}.old"), key=is_prepared, reverse=True)
+    for old in datasets_first:
         if not folder.exists():
             old.rename(folder)
             continue
         ours = FILES if is_prepared(old) else ()
         if "test" in known_meta(old).get("splits", {}):
             ours += TEST_FILES
-        for path in sorted(old.iterdir(), key=lambda path: path.name == "meta.json"):
+        # If a kill interrupts this, the meta.json that is left still says what is ours.
+        meta_last = sorted(old.iterdir(), key=lambda path: path.name == "meta.json")
+        for path in meta_last:
             if path.name in ours and not path.is_dir():
-                path.unlink()  # meta.json last, since it says what is ours
+                path.unlink()
                 continue
             target = folder / path.name
             while os.path.lexists(target):

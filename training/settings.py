@@ -28,7 +28,6 @@ from common.errors import UserError, speaks
 from common.runtime import find_device, find_ranks, memory_of
 from parts.architectures import ARCH, DROPOUTS, MODEL_KEYS, UNSEEN, changes, configure
 from parts.variant import VariantConfig
-from tokens.data import BITS_OF
 from training.optim import OPTIMIZER, SCHEDULE
 from training.run_folder import LOGGERS
 from weights import checkpoint
@@ -379,7 +378,7 @@ def first_state(settings, fingerprint):
     """The state that a run starts from: the stored one, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
     new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
-    new |= {"order": ORDER, "bits_of": BITS_OF, "data": fingerprint}
+    new |= {"order": ORDER, "data": fingerprint}
     state = settings.state or new
     changed = state["data"] != fingerprint
     if changed and not settings.config.allow_data_change:

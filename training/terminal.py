@@ -302,12 +302,15 @@ def explained(run, save=None):
         if diverged and save and run.runtime.main:
             with suppress(Failure):  # a full disk
                 files.write(own_folder(run) / DIVERGED, json.dumps({"reason": str(error)}))
-        may_save = run.runtime.world_size == 1 and not run.changing
-        if save and may_save and not diverged and run.step > (run.saved or 0):
+        may_save = run.runtime.world_size == 1 and not run.changing and not diverged
+        is_unsaved = run.step > (run.saved or 0)
+        if save and may_save and is_unsaved:
             with suppress(Exception):  # the save may fail, or a step before it
                 save(run)
                 tell(f"saved step {run.step}: --init_from=resume continues from it")
-        failure = None if isinstance(error, Failure) else explain(error, run)
+        if isinstance(error, Failure):  # it is one line already
+            raise
+        failure = explain(error, run)
         if failure is None:
             raise
         raise failure from error

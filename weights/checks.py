@@ -92,7 +92,6 @@ class State:
     best_step: NonNegativeInt | None
     seconds: NonNegativeFloat
     best_bits_per_byte: float | None = None
-    bits_of: str | None = None  # what the bytes are of; None: end tokens counted too
     order: str | None = None  # how the training samples are ordered; None: before it was stored
     evaluated: NonNegativeInt | None = None  # the step that was evaluated last
     scaler: dict | None = None  # {name: number}

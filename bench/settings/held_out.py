@@ -82,16 +82,26 @@ def scored(folder):
     _, found = worths.table(measured, held_out=True)
     predictions = []
     for worth in found:
-        if worth.part in predicted:
-            unknown = {"low": -math.inf, "high": math.inf, "share": math.nan}
-            model = unknown | predicted[worth.part]
-            median = model.pop("median")
-            model.pop("settings", None)
-            error = Z * worth.se
-            model["low"] = median - math.hypot(median - model["low"], error)
-            model["high"] = median + math.hypot(model["high"] - median, error)
-            model |= {"log_worth": worth.log_worth, "censored": worth.censored}
-            predictions.append(Prediction(worth.part, worth.setting, **model))
+        if worth.part not in predicted:
+            continue
+        stated = predicted[worth.part]
+        median = stated["median"]
+        below = median - stated.get("low", -math.inf)
+        above = stated.get("high", math.inf) - median
+        error = Z * worth.se
+        predictions.append(
+            Prediction(
+                part=worth.part,
+                setting=worth.setting,
+                low=median - math.hypot(below, error),
+                high=median + math.hypot(above, error),
+                p_helps=stated["p_helps"],
+                p_within=stated["p_within"],
+                share=stated.get("share", math.nan),
+                log_worth=worth.log_worth,
+                censored=worth.censored,
+            )
+        )
     return predictions
 
 

@@ -39,7 +39,7 @@ def make_run(folder, losses=LOSSES, data="abcd", max_iters=30, model="llama", **
     if data:
         saved = folder / "ckpt" / f"{10 * (len(losses) - 1):06d}"
         saved.mkdir(parents=True)
-        (saved / "state.json").write_text(json.dumps({"data": data, "bits_of": "text"}))
+        (saved / "state.json").write_text(json.dumps({"data": data}))
     return folder
 
 
@@ -121,16 +121,6 @@ def test_runs_of_different_data_are_compared_in_bits_per_byte(tmp_path, capsys):
     runs, _ = compare.read_runs(["out-a", "out-b"])
     assert compare.measure_of(runs)[0] == "bits_per_byte"
     assert compare.measure_of(runs[:1])[0] == "val_loss"
-
-
-@pytest.mark.parametrize("kind, blank", [("bpe", True), ("char", False)])
-def test_bits_that_count_end_tokens_as_text_are_blank(tmp_path, capsys, kind, blank):
-    folder = checkpoint.find(make_run(tmp_path / "out-a"))
-    (folder / "state.json").write_text(json.dumps({"data": "abcd"}))  # as it was stored before
-    (folder / "tokenizer.json").write_text(json.dumps({"kind": kind}))
-    out = printed(capsys, "out-a")
-    assert ("2.8133" in out) != blank and ("out-a has no bits per byte" in out) == blank
-    assert "1.9600" in out
 
 
 def test_a_file_that_is_not_ours_is_never_replaced(tmp_path, capsys):
