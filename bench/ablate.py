@@ -9,7 +9,7 @@ Measure what parts are worth: train a base, and arms with one part swapped, with
 
 A sweep is a folder, out_dir. Stop it at any time; the same command continues it. The keys of
 train.py, except its seeds and out_dir, set the base of a sweep, in a config file or on the command
-line. A file of many settings has them within `settings`. The sweep's own keys are:
+line. A file of many settings (FILE --help) has them within `settings`. The sweep's own keys are:
 """
 
 import sys

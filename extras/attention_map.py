@@ -13,8 +13,10 @@ Shapes: T tokens, H heads, K heads of keys and values, D the size of a head.
 
 import io
 import math
+import os
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 from common import early
 from common.errors import UserError, printable, run
@@ -27,7 +29,6 @@ from torch.nn import functional as F
 
 from common.configurator import NonNegativeInt, PathName, build, load
 from common.files import write
-from extras.pictures import check_picture
 from parts.attn_extra import Extra, ValueEmbed, ValueResidual
 from parts.part import ShortConv
 from sample import check_context, choose_device, open_weights
@@ -103,6 +104,17 @@ def panel(axes, weights, labels, size, step=1):
     axes.set_yticks(ticks, shown, **font)
     axes.tick_params(length=1, pad=1)
     return image
+
+
+def check_picture(path, writer):
+    """Raise UserError unless `path` can take a PNG, over no file but one that `writer` drew."""
+    path = Path(path)
+    if path.suffix != ".png" or not path.parent.is_dir():
+        raise UserError("out must be a .png in a folder that exists", f"out={path}", "change it")
+    head = path.read_bytes()[:4096] if path.is_file() else b""
+    if os.path.lexists(path) and writer.encode() not in head:
+        fix = "move it away, or choose another name with --out=NAME.png"
+        raise UserError(f"this file was not written by {writer}", f"out={path}", fix)
 
 
 def check_layer(model, layer):

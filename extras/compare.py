@@ -33,7 +33,7 @@ from bench.ablation.tables import number
 from common import files
 from common.configurator import PathName, build, load
 from common.errors import UserError, printable, run
-from extras.pictures import check_picture
+from extras.attention_map import check_picture
 from parts.architectures import configure, without_effect
 from parts.costs import parameters
 from training.run_folder import read_log
