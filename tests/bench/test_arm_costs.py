@@ -157,6 +157,7 @@ def test_busy_rounds_are_timed_again_and_decide_nothing_if_it_stays_busy(timed, 
 def test_a_base_that_differs_from_itself_shows_a_disturbance(timed):
     rows, _ = timed(again=1.2)
     assert rows["swiglu"]["disturbed"] == "the base again took 1.20 of the base's time"
+    assert not timed(again=0.8)[0]["swiglu"]["quiet"]
     assert timed(again=1.01)[0]["swiglu"]["quiet"]
 
 

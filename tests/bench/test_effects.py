@@ -72,6 +72,13 @@ def test_bases_without_arms_have_no_effects():
     assert effects.fit(table()) == []
 
 
+def test_alone_a_part_has_the_same_prior_whatever_its_worths_are():
+    tables = (table(part=worths) for worths in (WOBBLE, np.arange(8) > 6))
+    one, other = (effects.posteriors(each)["part"].prior for each in tables)
+    assert one / one.sum() == pytest.approx(other / other.sum())
+    assert effects.spread({"log_worth": np.ones(4), "se": np.full(4, 0.2)}) == pytest.approx(0.2)
+
+
 def test_the_unit_of_the_worths_does_not_matter():
     worths = table(gains=0.1 + WOBBLE, varies=5 * WOBBLE)
     scaled = worths.assign(log_worth=1000 * worths.log_worth, se=1000 * worths.se)
@@ -119,6 +126,7 @@ def test_a_setting_is_predicted_from_the_others():
     assert last == found[-2:]
     assert last[0].low < 0.3 < last[0].high
     assert not predictions.leave_one_out(worths[worths.setting < 4])
+    assert predictions.share_that_helped({"log_worth": np.array([0.1, 0.2, -0.1])}) == 2.5 / 4
 
 
 def prediction(setting, p_helps, log_worth, censored=0):
@@ -158,10 +166,10 @@ def test_a_censored_worth_is_covered_by_what_lies_beyond_it(log_worth, censored,
 
 
 def test_no_sign_is_called_of_a_difference_that_is_probably_none():
-    worths = table(small=0.045 + WOBBLE / 20, other=WOBBLE)
-    found = by_part(worths)["small"]
+    worths = table(small=0.045 + WOBBLE / 20, other=WOBBLE, minus=-0.045 - WOBBLE / 20)
+    found, minus = (by_part(worths)[part] for part in ("small", "minus"))
     assert found.p_helps > effects.SURE and effects.SMALL < found.p_within < effects.SURE
-    assert found.word == "not known"
+    assert found.word == minus.word == "not known" and minus.p_helps < 1 - effects.SURE
     assert by_part(worths, within=0.001)["small"].word == "helps"
     assert by_part(worths, within=np.nan)["small"].word == "helps"
 

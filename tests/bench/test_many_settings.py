@@ -100,6 +100,8 @@ def test_the_runs_of_a_setting_and_the_worth_of_a_part(tmp_path, monkeypatch):
     purposes = [job.purpose for job in jobs]
     assert purposes == ["rate"] * 5 + ["base"] * 4 + ["curve"] * 6 + ["arm"] * 3
     assert course.best_rate == pytest.approx(8e-3 * 1.2, rel=0.02)
+    hundreds = {(job.purpose, job.values["data_seed"] // 100) for job in jobs}
+    assert hundreds == {("rate", 0), ("base", 1), ("curve", 2), ("arm", 0)}  # seeds of their own
     assert len({(job.arm, job.seed, job.values["learning_rate"]) for job in jobs}) == len(jobs)
     shares = [job.values["warmup_iters"] / job.values["max_iters"] for job in jobs]
     assert shares == pytest.approx([0.1] * len(jobs), abs=0.01)

@@ -82,9 +82,12 @@ def test_a_margin_that_was_given_stays_and_is_in_the_command_of_the_report(drive
         drive(arm(relu=dict(mlp="relu")), "--seeds=2", "--margin=0.1")
 
 
-def test_a_sweep_keeps_the_seeds_that_it_planned_and_fixes_no_margin_afterwards(drive, out):
+def test_a_sweep_keeps_the_seeds_that_it_planned_and_fixes_no_margin_later(drive, out, planned):
     assert drive(ROPE, "--seeds=2", "--first_seed=5") == 0
     assert {name[1] for name in rows_of(out)} == {5, 6}
+    jobs = schedule.report_jobs(planned(ROPE, "--seeds=2", "--first_seed=5"))
+    assert {job.number for job in jobs} == {0, 1}
+    assert plans.control_runs(4, 8, 3) == (5, 5)  # two more than the seeds, whatever is asked
     with pytest.raises(UserError, match=r"asked: seeds=3\).*--first_seed=7"):
         drive(ROPE, "--seeds=3", "--first_seed=5")
     with pytest.raises(UserError, match=r"first_seed=5 \(asked: first_seed=4\)"):

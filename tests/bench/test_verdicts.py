@@ -52,7 +52,7 @@ def test_a_difference_needs_both_tests_and_enough_runs():
 
 def test_fisher_s_test_is_the_library_s_where_an_arm_fails_more_often():
     p = stats.fisher_exact([[3, 5], [1, 39]]).pvalue
-    assert fisher(3, 8, 1, 40) == p and fisher(1, 40, 3, 8) == 1
+    assert fisher(3, 8, 1, 40) == p and fisher(4, 40, 3, 8) == 1
     assert fisher(np.array([3, 0]), 8, 1, 40) == pytest.approx([p, 1])
 
 
@@ -65,6 +65,8 @@ def test_a_sweep(tmp_path):
     control, rope = reported(lines, "base", "base-again"), reported(lines, "rope")
     assert facts.base_mean == pytest.approx(control.mean())  # the half that chose nothing
     assert (facts.base_n, facts.family) == (13, 6)
+    whole = reported(lines, "base", "base-again", key="final_val_loss")
+    assert facts.base_whole == pytest.approx(whole.mean())
     assert found["rope"]["difference"] == pytest.approx(rope.mean() - control.mean())
     p, student = (stats.ttest_ind(rope, control, equal_var=var).pvalue for var in (False, True))
     assert found["rope"]["p"] == pytest.approx(p)
@@ -131,8 +133,9 @@ def test_nothing_is_decided_before_the_planned_runs_have_ended(tmp_path):
 
 
 def test_small_but_certain_is_better_and_says_so(tmp_path):
-    swiglu = judged(tmp_path, noise=1e-4, margin=0.05, **CALM)[1]["swiglu"]
-    assert (swiglu["verdict"], swiglu["reason"]) == ("better", "smaller than the margin")
+    found = judged(tmp_path, noise=1e-4, margin=0.05, **CALM)[1]
+    for arm, word in (("swiglu", "better"), ("gqa", "worse")):
+        assert (found[arm]["verdict"], found[arm]["reason"]) == (word, "smaller than the margin")
 
 
 def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
@@ -302,4 +305,6 @@ def test_a_run_that_diverged_does_not_rescue_an_arm():
     assert (p_tie == 1).all() and (direction > 0).all()
     p, _, _ = contrasts.outcome(1e-6, 0.01, np.array([0.05]), (1, 5, 3, 5))
     assert p[0] == 1.0  # more of the base's runs diverged
+    p, _, _ = contrasts.outcome(1e-6, 0.01, np.array([0.05]), (1, 5, 2, 20))
+    assert p[0] == 1e-6  # more, but a smaller share
     assert contrasts.outcome(1.0, 0.01, np.array([0.0]), (0, 5, 1, 5))[1] == 1  # no tie

@@ -84,6 +84,7 @@ def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
     assert rope.worth_time == pytest.approx(1.5 / ratio, abs=0.02)
     assert frame.worth["gqa"] < 1 and math.isnan(frame.worth["base-again"])
     assert frame.worth["much"] == math.inf
+    assert curve_of(runs.assign(stuck=True)) is not None  # a base that never learns has one
     at_1 = curve_of(runs).means[2]
     assert at_1 == pytest.approx(verdicts.judge(runs, plan)[1].base_mean)
 

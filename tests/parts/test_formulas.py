@@ -118,7 +118,7 @@ def of_token(stream, t):
 
 def check_rope_scaling(word):
     formula, D = formulas.reference("rope_scaling", word), 32
-    for theta, original in ((10000.0, 16), (500.0, 900)):
+    for theta, original in ((10000.0, 16), (500.0, 900), (500.0, 9000)):
         more = dict(rope_theta=theta, rope_original=original)
         c = config("llama", arm_of("rope_scaling", word) | more)
         freq, factor = ROPE_SCALING[word](c)(torch.arange(0, D, 2) / D)
@@ -204,4 +204,8 @@ def test_low_rank_starts_like_a_full_matrix_and_numbers_as_in_their_papers():
     spreads = [model.wpe.weight.std(), model.blocks[1].attn.value_table.std()]
     differential = Variant(config("llama", wide | dict(mixer="differential"))).blocks[1].attn
     spreads.append(torch.cat(differential.vectors()).std())
-    assert [spread.item() for spread in spreads] == pytest.approx([1 / 16, 0.02, 0.1], rel=0.2)
+    for word in ("mla", "mamba2", "gated_delta"):  # what is added to the residual stream
+        mixer = Variant(config("llama", wide | arm_of("mixer", word))).blocks[0].attn
+        spreads.append(mixer.wo.weight.std())
+    starts = [1 / 16, 0.02, 0.1, *[0.01] * 3]
+    assert [spread.item() for spread in spreads] == pytest.approx(starts, rel=0.2)

@@ -261,7 +261,7 @@ def test_total_and_active_parameters():
 
 
 def test_muon_takes_each_expert_as_a_matrix():
-    model, x, y = trainable()
+    model, x, y = trainable(n_experts=40)  # more experts than the width of one
     settings = TrainConfig(optimizer="muon"), Runtime("cpu", "float32", 0, 1)
     muon, _ = make_optimizers(model, *settings)
     model(x, y)[1].backward()

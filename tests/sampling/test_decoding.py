@@ -83,6 +83,7 @@ LOGITS = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
         (dict(top_p=1e-300), [0, 1, 0, 0]),  # 0 in float32
         (dict(top_p=0.6), [0, 0.4, 0, 0.3]),
         (dict(top_p=0.7001), [0, 0.4, 0.2, 0.3]),
+        (dict(top_p=0.5, shift=-LOGITS), [1, 1, 0, 0]),  # two of four equal ones reach it exactly
         (dict(top_p=1.0), [0.1, 0.4, 0.2, 0.3]),
         (dict(min_p=0), [0.1, 0.4, 0.2, 0.3]),
         (dict(min_p=0.7), [0, 0.4, 0, 0.3]),

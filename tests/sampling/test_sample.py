@@ -121,6 +121,11 @@ def test_same_seed_same_text_and_each_sample_another(out_dir, capsys):
     idx = torch.from_numpy(tokenizer.encode("the "))[None]
     padded = continuation(model, idx.repeat(50, 1), 5, temperature=100.0, vocab_size=4)
     assert padded.max() < 4, "a padded vocabulary is never drawn"
+    seeds = []
+    keep = lambda model, idx, n, given, **more: seeds.extend(given) or ()
+    wanted = [("the ", 0), ("the ", 1), ("the k", 0)]
+    sample.write_samples(model, tokenizer, wanted, SampleConfig(), sampler=keep)
+    assert len(set(seeds)) == 3  # of each prompt and number
 
 
 def test_from_python_it_takes_three_lines(out_dir, capsys):

@@ -175,14 +175,15 @@ def test_preferences_without_one_prompt_are_refused():
 
 def test_a_conversation_is_in_one_split(tmp_path, capsys):
     path = tmp_path / "chat.jsonl"
-    answers = ({"role": "assistant", "content": f"Rome {i}."} for i in range(40))
+    answers = ({"role": "assistant", "content": f"Rome {i}."} for i in range(200))
     rows = [{"messages": [*CHAT[:5], answer]} for answer in answers]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": CHAT[:2]}]))
     meta = prepare("chat", str(path), "byte", str(tmp_path))
-    assert [entry["pairs"] for entry in meta["splits"].values()] == [2 * 34, 2 * 4, 2 * 2]
-    for split, numbers in ("train", range(34)), ("val", range(34, 38)), ("test", range(38, 40)):
+    assert [entry["pairs"] for entry in meta["splits"].values()] == [2 * 171, 2 * 19, 2 * 10]
+    for split, first, last in ("train", 0, 171), ("val", 171, 190), ("test", 190, 200):
         text = bytes(load_split(tmp_path / "chat", split, 0).tolist()).decode()
-        assert [int(number) for number in re.findall(r"Rome (\d+)\.\n", text)] == list(numbers)
+        numbers = [int(number) for number in re.findall(r"Rome (\d+)\.\n", text)]
+        assert numbers == list(range(first, last))
     assert f"left out {path}: 1 of its rows, which have no answer" in capsys.readouterr().out
 
 
@@ -225,7 +226,7 @@ def test_a_row_is_one_pair_and_its_targets_are_the_answer(tmp_path, block_size):
         assert pairs.left_out > 5 and pairs.cut > 5  # this is tested at all
 
 
-@pytest.mark.parametrize("limit", [0, 1, 400, 10**9])
+@pytest.mark.parametrize("limit", [0, 1, 415, 10**9])  # a row begins at 415
 def test_evaluation_scores_each_token_of_an_answer_once(tmp_path, limit):
     pairs = split_of(prepared(tmp_path, some_pairs(60)), "train", 12)
     batches = list(pairs.eval_batches(4, limit))
@@ -240,7 +241,7 @@ def test_evaluation_scores_each_token_of_an_answer_once(tmp_path, limit):
         begins += [at] * (len(prompt) <= 12)
         at += len(prompt) + len(answer) + 1
     assert len(rows) == max(1, sum(begin < (limit or at) for begin in begins))
-    assert limit != 400 or 4 < len(rows) < 20
+    assert limit != 415 or 4 < len(rows) < 20
     targets, ids = pairs.scored(limit)
     counted = [token for _, y in rows for token in y if token >= 0]
     assert targets == len(counted)  # and the answers' bytes, without what ends them

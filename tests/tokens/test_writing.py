@@ -95,11 +95,15 @@ def test_shares_of_documents_by_size(monkeypatch):
         assert held["test"] <= 0.05 * size
         assert (held["test"] == 0) == bool(tail)
         for at, share in tail.items():
-            assert splits[at] == "train" and 0 < share * sizes[at] <= 0.0201 * size
+            assert splits[at] == "train"
+            assert share * sizes[at] == pytest.approx(min(0.02 * size, 0.5 * sizes[at]))
         seen.add(bool(tail))
     assert seen == {True, False}
     expected = {0.009: "test", 0.01: "train", 0.05: "val", 0.149: "val", 0.15: "train"}
     assert {at: writing.split_of(at, 0.01) for at in expected} == expected
+    facts = writing.Survey(characters=2_000_000, sample="the king of rome " * 99)
+    tokens = 2_000_000 * len(tiny_bpe().encode(facts.sample)) / len(facts.sample)
+    assert writing.share_of_test(tiny_bpe(), facts) == pytest.approx(50_000 / tokens)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

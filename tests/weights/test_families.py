@@ -109,8 +109,9 @@ def test_a_scaling_without_its_original_context(case, at_the_top, monkeypatch):
     """transformers takes max_position_embeddings, or the one that stands beside it."""
     kind, config, _ = CASES[case]
     scaling = dict(config["rope_parameters"])
-    del scaling["original_max_position_embeddings"]
-    changes = {"rope_parameters": scaling}
+    if not at_the_top:  # else that one counts
+        del scaling["original_max_position_embeddings"]
+    changes = {"rope_parameters": dict(scaling)}  # transformers adds to it what is absent
     if at_the_top:
         changes["original_max_position_embeddings"] = at_the_top
     reference = theirs(case, **changes)
