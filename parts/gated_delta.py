@@ -45,8 +45,6 @@ class GatedDelta(StateMixer):
         v = v.unflatten(-1, (H, P))  # (B, T, H, P)
         beta = self.wb(x).sigmoid()  # (B, T, H)
         _, log_alpha = self.decay(self.wa(x))  # (B, T, H)
-        if cache is not None:
-            beta = cache.without_padding(beta)  # where it is 0 nothing is written
 
         y = self.scan(cache, q, k, v, log_alpha, beta).type_as(self.norm.weight)  # (B, T, H, P)
         y = self.norm(y) * F.silu(self.wz(x)).unflatten(-1, (H, P))

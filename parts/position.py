@@ -269,7 +269,7 @@ class YaRN(Scaling):
         pairs = torch.arange(D // 2, device=exponent.device, dtype=torch.float32)
         ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
         freq = self.unscaled(exponent)
-        temperature = 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
+        temperature = 0.1 * math.log(s) + 1.0
         return freq / s * ramp + freq * (1 - ramp), temperature
 
 

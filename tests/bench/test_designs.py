@@ -52,6 +52,11 @@ def test_the_curve_has_its_own_whole_schedule():
     assert half == {"max_iters": 50, "lr_decay_iters": 40, "warmup_iters": 25}
 
 
+def test_a_control_group_is_never_smaller_than_its_rule():
+    asked = (None, 3, 21)  # of 4 arms with 8 seeds: 16, and 10 at least
+    assert [plans.control_runs(4, 8, both) for both in asked] == [(8, 8), (5, 5), (11, 10)]
+
+
 def test_ladder_goes_from_one_corner_to_the_other():
     *rungs, _ = names(design="ladder").values()
     assert [arm.against for arm in rungs[1:]] == [arm.name for arm in rungs[:-1]]

@@ -68,10 +68,6 @@ def test_three_settings_predict_nothing():
     assert np.isnan([effect.mean, effect.new_low, effect.p_helps, effect.p_within]).all()
 
 
-def test_bases_without_arms_have_no_effects():
-    assert effects.fit(table()) == []
-
-
 def test_alone_a_part_has_the_same_prior_whatever_its_worths_are():
     tables = (table(part=worths) for worths in (WOBBLE, np.arange(8) > 6))
     one, other = (effects.posteriors(each)["part"].prior for each in tables)

@@ -1,6 +1,7 @@
 """What is measured of a trained model: its losses with other contexts, and a sweep of pairs."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     assert measure.extrapolation(model, tokens[:18], runtime)["1"]["loss"] > 0  # 1 target
     short = measure.extrapolation(model, tokens[:20], runtime)
     assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]
+
+
+def test_the_last_stride_counts_with_its_targets(monkeypatch):
+    """Nine targets in strides of two: here the loss of a stride is its number of targets."""
+    model = SimpleNamespace(config=SimpleNamespace(block_size=36))
+    losses = lambda model, tokens, ends, context, targets, runtime: np.full(len(ends), targets)
+    monkeypatch.setattr(measure, "losses_at_ends", losses)
+    assert measure.sliding_losses(model, [], np.array([99]), 9, None) == pytest.approx(17 / 9)
 
 
 @pytest.fixture(scope="module")

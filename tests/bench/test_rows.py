@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from bench.ablation import plans, rows, schedule
@@ -170,6 +171,14 @@ def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, see
     count = (3 + controls) * (seed > 0)
     assert (runs.current & (runs.machine == "another machine")).sum() == joined * count
     assert len(runs) == len(lines) + count and runs.current.sum() == len(lines) + joined * count
+
+
+def test_no_machine_is_joined_with_one_whose_base_is_hardly_known():
+    """Welch's test of one run has no p, and no p is below 5 %."""
+    row = dict(current=True, purpose="report", status="done", val_loss_report=1.7)
+    runs = [row | dict(machine="A", control=number == 0) for number in range(5)]
+    runs += [row | dict(machine="B", control=True) for number in range(3)]
+    assert rows.machines_apart(pd.DataFrame(runs)) == ["B"]
 
 
 def test_another_machine_trains_the_base_first(monkeypatch):

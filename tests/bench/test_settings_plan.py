@@ -185,29 +185,3 @@ def test_a_curve_that_bends_the_wrong_way_has_no_curvature():
     # The least of three losses that differ by noise alone would be too low.
     assert rates.value_at(points, None, place) == pytest.approx((2.2, 1 / 3))
     assert rates.residuals(points, None) == pytest.approx((0.08, 2))
-
-
-def test_the_bias_of_a_steep_left_side_is_small():
-    """The loss rises by 0.6 per squared unit below the best rate and by 0.3 above it. The best
-    rates of the arms lie up to 0.3 away from the base's, whose quadratic is the same."""
-    rng = np.random.default_rng(0)
-    places = [math.log(multiple) for multiple in (0.7, 1, 1.4)]
-
-    def loss(x, best):
-        return 0.6 * (x - best) ** 2 if x < best else 0.3 * (x - best) ** 2
-
-    errors = []
-    for _ in range(200):
-        bests = rng.uniform(-0.3, 0.3, 8)
-        halves = []
-        for _ in range(2):  # of the validation text: the runs' noise is the same in both
-            halves.append([[(x, loss(x, best)) for x in places] for best in bests])
-        noise = rng.normal(0, 0.005, (8, 3))
-        for half in halves:
-            for points, row in zip(half, noise, strict=True):
-                points[:] = [(x, y + e) for (x, y), e in zip(points, row, strict=True)]
-        curve = rates.common_curvature(halves[0])
-        for choosing, reported in zip(*halves, strict=True):
-            place = rates.best_place(choosing, curve, *worths.NEAR)
-            errors.append(rates.value_at(reported, curve, place)[0])
-    assert abs(np.mean(errors)) < 0.005  # less than the noise of one run

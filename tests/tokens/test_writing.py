@@ -101,6 +101,8 @@ def test_shares_of_documents_by_size(monkeypatch):
     assert seen == {True, False}
     expected = {0.009: "test", 0.01: "train", 0.05: "val", 0.149: "val", 0.15: "train"}
     assert {at: writing.split_of(at, 0.01) for at in expected} == expected
+    sizes = {0.1: 5, 0.2: 5, 0.3: 90}
+    assert writing.documents_from(sizes, 0, 0, least=5, most=50) == {0.1}  # it has just enough
     facts = writing.Survey(characters=2_000_000, sample="the king of rome " * 99)
     tokens = 2_000_000 * len(tiny_bpe().encode(facts.sample)) / len(facts.sample)
     assert writing.share_of_test(tiny_bpe(), facts) == pytest.approx(50_000 / tokens)

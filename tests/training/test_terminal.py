@@ -108,8 +108,9 @@ def test_the_peak_speed_is_of_all_devices(data_dir, tmp_path, monkeypatch):
     assert description.peak_speed(run) == pytest.approx(2e12 / flops)
 
 
-def test_an_evaluation_counts_its_batches(data_dir, tmp_path):
-    """Of each split that it scores, up to all of them."""
+def test_an_evaluation_counts_its_batches(data_dir, tmp_path, monkeypatch):
+    """Of each split that it scores, up to all of them; of train fewer, if that is many."""
+    monkeypatch.setattr(train, "EVAL_TRAIN_TOKENS", 65)
     run = ready(data_dir, tmp_path, "--eval_tokens=130")
     counted = []
     run.progress = lambda *progress: counted.append(progress)
@@ -117,6 +118,7 @@ def test_an_evaluation_counts_its_batches(data_dir, tmp_path):
     train.score(run)
     last = {split: (done, total) for split, done, total in counted}
     assert last.keys() == {"train", "val", "all of val"} and last["val"] == (3, 3)
+    assert last["train"] == (1, 1)
     assert all(done == total for done, total in last.values()) and last["all of val"][0] > 3
     assert len(counted) == sum(done for done, _ in last.values())
 
