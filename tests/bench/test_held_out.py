@@ -96,3 +96,8 @@ def test_a_prediction_is_of_the_first_pass(tmp_path):
         write_setting(tmp_path / "first", name, MEANS)
     predicted = [held_out.unpredicted(tmp_path / folder) for folder in ("both", "first")]
     assert predicted[0] == predicted[1]
+    for folder, gain in (("both", 0.05), ("first", 0.0)):
+        held_out.main([str(tmp_path / folder)])
+        write_setting(tmp_path / folder, "h", MEANS, test=True, gain=gain)
+    scored = [held_out.scored(tmp_path / folder) for folder in ("both", "first")]
+    assert scored[0] == scored[1] != []
