@@ -178,14 +178,13 @@ def test_it_is_transformers_and_a_mistake_would_be_seen():
 
 @words
 def test_in_16_bits_the_state_stays_in_32(word):
-    torch.manual_seed(0)
-    model = Variant(config("llama", arm(word, block_size=LONG)))
+    model = randomised(config("llama", arm(word, block_size=LONG)), std=0.2).float()
     x = tokens(model.config)
     exact, loss = model(x, x)
     with torch.autocast("cpu", torch.bfloat16):
         rough = model(x, x)[1]
     rough.backward()
-    assert rough.item() == pytest.approx(loss.item(), abs=0.01)
+    assert rough.item() == pytest.approx(loss.item(), abs=2e-4)
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
     model, cache = model.to(torch.bfloat16), KVCache()

@@ -181,7 +181,7 @@ def test_a_log_that_finds_the_disk_full(tmp_path, monkeypatch):
     assert run_folder.read_log(tmp_path / "log.jsonl") == [{"step": 1, "loss": 1.0}]
 
 
-def test_drawing_warns_once(tmp_path, monkeypatch, capsys):
+def test_drawing_warns_once(tmp_path, whole_end, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     log = RunLog(new_run(TrainConfig(out_dir=str(tmp_path))))
     for step in (1, 2, 3):
@@ -260,7 +260,7 @@ def test_the_legend_names_each_curve(whole_end):
     assert legend == ["training batches 1.000", "train split 2.000", "validation split 3.000"]
 
 
-def test_the_name_of_a_folder_is_no_formula(tmp_path, capsys):
+def test_the_name_of_a_folder_is_no_formula(tmp_path, whole_end, capsys):
     folder = tmp_path / "$x_{$"
     folder.mkdir()
     run_folder.draw([{"step": 1, "loss": 2.0}], folder / "loss.png", {})

@@ -110,7 +110,8 @@ def test_ids_and_texts_are_those_of_the_library(each, tmp_path, monkeypatch):
         whole = library.decode(ids, skip_special_tokens=False)
         assert ours.decode(ids) == streamed(ours, ids) == whole
         half = len(ids) // 2
-        assert ours.decode(ids[:half]) + streamed(ours, ids[half:], ids[:half]) == whole or half
+        begun = ours.decode(ids[:half])  # which may end within a character
+        assert begun[-1:] == "\ufffd" or begun + streamed(ours, ids[half:], ids[:half]) == whole
     monkeypatch.setattr("tokens.tokenizer.PIECE", 300)  # a long text in pieces as in one
     parts = [ids for ids, _ in encode_batches(ours, iter([LONG]), False)]
     whole = library.encode(LONG, add_special_tokens=False).ids
