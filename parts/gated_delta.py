@@ -46,6 +46,7 @@ class GatedDelta(StateMixer):
         beta = self.wb(x).sigmoid()  # (B, T, H)
         _, log_alpha = self.decay(self.wa(x))  # (B, T, H)
 
+        # Padding writes nothing: its v is 0, since the convolution has no bias.
         y = self.scan(cache, q, k, v, log_alpha, beta).type_as(self.norm.weight)  # (B, T, H, P)
         y = self.norm(y) * F.silu(self.wz(x)).unflatten(-1, (H, P))
         return self.dropout(self.wo(y.flatten(2)))

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from bench.ablation.checks import check_arm
 from bench.settings import plan as plans
@@ -185,3 +186,12 @@ def test_a_curve_that_bends_the_wrong_way_has_no_curvature():
     # The least of three losses that differ by noise alone would be too low.
     assert rates.value_at(points, None, place) == pytest.approx((2.2, 1 / 3))
     assert rates.residuals(points, None) == pytest.approx((0.08, 2))
+
+
+def test_the_curvature_costs_the_noise_a_degree_of_freedom():
+    points = [(-0.35, 2.1), (0.0, 2.0), (0.35, 2.2)]
+    squares, degrees = rates.residuals(points, 0.2)
+    equal = {"equal": [(0.0, 1.0)] * 11}  # ten degrees of freedom more
+    noise = worths.noise_of(worths.Measured("c01", {}, []), points, equal, 0.2)
+    wider = stats.t.ppf(0.975, degrees + 9) / 1.96
+    assert noise == pytest.approx(wider * math.sqrt(squares / (degrees + 9)), rel=1e-4)
